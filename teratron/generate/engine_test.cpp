@@ -11,7 +11,7 @@
 #include "teratron/generate/model_ranks.h"
 #include "teratron/models/gpt/gpt_family.h"
 #include "teratron/pipeline/pipeline_layout.h"
-#include "teratron/testing/ranked_answers.h"
+#include "teratron/testing/generated_answers.h"
 #include "teratron/testing/small_config.h"
 
 namespace teratron {
@@ -25,31 +25,8 @@ GPTConfig config() {
   return config;
 }
 
-struct OwnModel {
-  explicit OwnModel(const GPTConfig& config, at::Device device = at::kCPU, at::ScalarType dtype = at::kDouble)
-      : parameters({.dtype = dtype, .device = device, .seed = 9}),
-        model(language_model(gpt_plan(config, {}), parameters, {})) {}
-  ParameterSet parameters;
-  LanguageModel model;
-};
-
-using Answers = std::vector<std::vector<GeneratedChoice>>;
-
-Answers run(const LanguageModel& model, const std::vector<GenerationRequest>& requests,
-            EngineSettings settings) {
-  SingleHostGroup ranks;
-  Engine engine(model, settings, ranks);
-  std::vector<int64_t> ids;
-  for (const GenerationRequest& request : requests) ids.push_back(engine.submit(request));
-  while (engine.step()) {
-  }
-  Answers answers(requests.size());
-  for (GenerationResult& result : engine.take_results()) answers.at(result.id) = std::move(result.choices);
-  return answers;
-}
-
 std::vector<int32_t> tokens_of(const LanguageModel& model, const GenerationRequest& request) {
-  return run(model, {request}, {.max_rows = 4}).at(0).at(0).tokens;
+  return answers_of(model, {request}, {.max_rows = 4}).at(0).at(0).tokens;
 }
 
 std::vector<std::pair<const char*, GPTConfig>> options_that_train() {
@@ -74,7 +51,7 @@ std::vector<std::pair<const char*, GPTConfig>> options_that_train() {
 
 TEST(Engine, GreedyTokensAreTheArgmaxOfFullForwards) {
   for (const auto& [name, options] : options_that_train()) {
-    const OwnModel own(options);
+    const OwnModel own(gpt_plan(options, {}));
     std::vector<int64_t> ids = {3, 1, 4, 1, 5};
     const GenerationRequest request{
         .prompt = {3, 1, 4, 1, 5}, .max_new_tokens = 20, .sampling = {.top_k = 1}};
@@ -88,13 +65,13 @@ TEST(Engine, GreedyTokensAreTheArgmaxOfFullForwards) {
 }
 
 TEST(Engine, EndsAtStopTokensAndAtTheLastPosition) {
-  const OwnModel own(config());
+  const OwnModel own(gpt_plan(config(), {}));
   GenerationRequest request{.prompt = {3, 1, 4}, .max_new_tokens = 100, .sampling = {.top_k = 1}};
-  const GeneratedChoice whole = run(own.model, {request}, {}).at(0).at(0);
+  const GeneratedChoice whole = answers_of(own.model, {request}, {}).at(0).at(0);
   EXPECT_EQ(whole.tokens.size(), 45U);
   EXPECT_EQ(whole.finish_reason, "length");
   request.stop.tokens = {whole.tokens[3]};
-  const GeneratedChoice cut = run(own.model, {request}, {}).at(0).at(0);
+  const GeneratedChoice cut = answers_of(own.model, {request}, {}).at(0).at(0);
   EXPECT_EQ(cut.tokens.back(), whole.tokens[3]);
   EXPECT_LE(cut.tokens.size(), 4U);
   EXPECT_EQ(cut.finish_reason, "stop");
@@ -148,13 +125,13 @@ void expect_same(const std::vector<GeneratedChoice>& actual, const std::vector<G
 }
 
 TEST(Engine, AnswersDoNotDependOnBatchPagingOrOrderOfArrival) {
-  const OwnModel own(config());
+  const OwnModel own(gpt_plan(config(), {}));
   std::mt19937 random(17);
   for (int64_t round = 0; round < 6; ++round) {
     const std::vector<GenerationRequest> requests = random_requests(random, 9);
     Answers alone;
     for (const GenerationRequest& request : requests)
-      alone.push_back(run(own.model, {request}, {.max_rows = 8}).at(0));
+      alone.push_back(answers_of(own.model, {request}, {.max_rows = 8}).at(0));
     // They join while others are generated, some wait for memory, and one is cancelled.
     SingleHostGroup ranks;
     const int64_t page_size = int64_t{1} << (random() % 4);
@@ -193,7 +170,7 @@ TEST(Engine, AnswersDoNotDependOnBatchPagingOrOrderOfArrival) {
 
 // Prompts that are only scored, one of them longer than the model's positions, beside texts.
 TEST(Engine, ScoresPromptsBesideTexts) {
-  const OwnModel own(config());
+  const OwnModel own(gpt_plan(config(), {}));
   std::mt19937 random(23);
   std::vector<GenerationRequest> requests = random_requests(random, 12);
   for (size_t i = 0; i < requests.size(); i += 2) {
@@ -205,8 +182,8 @@ TEST(Engine, ScoresPromptsBesideTexts) {
   }
   Answers alone;
   for (const GenerationRequest& request : requests)
-    alone.push_back(run(own.model, {request}, {.max_rows = 8}).at(0));
-  const Answers together = run(own.model, requests, {.max_rows = 8, .prompt_tokens = 11});
+    alone.push_back(answers_of(own.model, {request}, {.max_rows = 8}).at(0));
+  const Answers together = answers_of(own.model, requests, {.max_rows = 8, .prompt_tokens = 11});
   for (size_t i = 0; i < requests.size(); ++i) {
     expect_same(together[i], alone[i], static_cast<int64_t>(i));
     if (i % 2 == 1) continue;
@@ -232,8 +209,8 @@ InferencePipeline pipeline_on(const Mesh& mesh, int64_t chunks = 1) {
 TEST(Engine, RanksOfEveryLayoutGenerateTheSameTexts) {
   std::mt19937 random(3);
   const std::vector<GenerationRequest> requests = random_requests(random, 8);
-  const OwnModel own(config());
-  const Answers expected = run(own.model, requests, {.max_rows = 5});
+  const OwnModel own(gpt_plan(config(), {}));
+  const Answers expected = answers_of(own.model, requests, {.max_rows = 5});
   struct Layout {
     MeshOptions mesh;
     int64_t virtual_stages = 1;  // of a rank
@@ -271,8 +248,8 @@ LanguageModel model_with_experts(const Mesh& mesh, ParameterSet& parameters) {
 TEST(Engine, RanksThatShareExpertsGenerateTheSameTexts) {
   std::mt19937 random(31);
   const std::vector<GenerationRequest> requests = random_requests(random, 8);
-  const OwnModel own(expert_config());
-  const Answers expected = run(own.model, requests, {.max_rows = 5});
+  const OwnModel own(gpt_plan(expert_config(), {}));
+  const Answers expected = answers_of(own.model, requests, {.max_rows = 5});
   for (const MeshOptions& layout : expert_layouts()) {
     run_ranks(layout, [&](const Mesh& mesh) {
       ParameterSet parameters({.dtype = at::kDouble, .seed = 9});
@@ -289,8 +266,8 @@ TEST(Engine, RanksThatShareExpertsGenerateTheSameTexts) {
 TEST(Engine, RanksThatShareExpertsTakeTheTokensOfTheFirst) {
   std::mt19937 random(37);
   const std::vector<GenerationRequest> requests = random_requests(random, 6);
-  const OwnModel own(expert_config());
-  const Answers expected = run(own.model, requests, {.max_rows = 5});
+  const OwnModel own(gpt_plan(expert_config(), {}));
+  const Answers expected = answers_of(own.model, requests, {.max_rows = 5});
   for (const MeshOptions& layout : {MeshOptions{.ep = 2, .dp = 2}, MeshOptions{.pp = 2, .ep = 2, .dp = 2}}) {
     run_ranks(layout, [&](const Mesh& mesh) {
       ParameterSet parameters({.dtype = at::kDouble, .seed = 9});
@@ -304,7 +281,7 @@ TEST(Engine, RanksThatShareExpertsTakeTheTokensOfTheFirst) {
 }
 
 TEST(Engine, StreamsTheTokensOfEachAnswer) {
-  const OwnModel own(config());
+  const OwnModel own(gpt_plan(config(), {}));
   std::vector<std::vector<int32_t>> streamed(2);
   const GenerationRequest request{.prompt = {5, 6},
                                   .max_new_tokens = 7,
@@ -314,7 +291,7 @@ TEST(Engine, StreamsTheTokensOfEachAnswer) {
                                     EXPECT_EQ(token.finish_reason,
                                               streamed[choice].size() == 7 ? "length" : "");
                                   }};
-  const std::vector<GeneratedChoice> choices = run(own.model, {request}, {}).at(0);
+  const std::vector<GeneratedChoice> choices = answers_of(own.model, {request}, {}).at(0);
   EXPECT_EQ(streamed[0], choices[0].tokens);
   EXPECT_EQ(streamed[1], choices[1].tokens);
   EXPECT_NE(choices[0].tokens, choices[1].tokens);
@@ -322,7 +299,7 @@ TEST(Engine, StreamsTheTokensOfEachAnswer) {
 
 // Of the prompt and of the answer, beside a request that asks for none.
 TEST(Engine, TheMostProbableTokensAreThoseOfTheLogits) {
-  const OwnModel own(config());
+  const OwnModel own(gpt_plan(config(), {}));
   std::vector<GeneratedToken> streamed;
   const GenerationRequest asks{.prompt = {5, 6, 7},
                                .max_new_tokens = 4,
@@ -330,7 +307,7 @@ TEST(Engine, TheMostProbableTokensAreThoseOfTheLogits) {
                                .top_logprobs = 3,
                                .on_token = [&](int64_t, const auto& token) { streamed.push_back(token); }};
   const GenerationRequest plain{.prompt = {5, 6, 7}, .max_new_tokens = 4};
-  const Answers answers = run(own.model, {asks, plain}, {});
+  const Answers answers = answers_of(own.model, {asks, plain}, {});
   const GeneratedChoice& choice = answers[0][0];
   EXPECT_EQ(choice.tokens, answers[1][0].tokens);
   EXPECT_TRUE(answers[1][0].top.empty());
@@ -354,7 +331,7 @@ TEST(Engine, TheMostProbableTokensAreThoseOfTheLogits) {
 }
 
 TEST(Engine, RejectsAllThatIsWrongWithARequest) {
-  const OwnModel own(config());
+  const OwnModel own(gpt_plan(config(), {}));
   SingleHostGroup ranks;
   Engine engine(own.model, {.max_rows = 2, .cache_bytes = 3 << 13}, ranks);
   const auto problems = [&](const GenerationRequest& request) -> size_t {

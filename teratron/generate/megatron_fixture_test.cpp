@@ -4,8 +4,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "teratron/generate/engine.h"
 #include "teratron/testing/fixtures.h"
+#include "teratron/testing/generated_answers.h"
 
 namespace teratron {
 namespace {
@@ -48,13 +48,8 @@ LanguageModel table_model(const nlohmann::json& c) {
   return model;
 }
 
-GenerationResult run_one(const LanguageModel& model, const GenerationRequest& request) {
-  SingleHostGroup ranks;
-  Engine engine(model, {.max_rows = 8, .prompt_tokens = 2}, ranks);
-  engine.submit(request);
-  while (engine.step()) {
-  }
-  return engine.take_results().at(0);
+std::vector<GeneratedChoice> run_one(const LanguageModel& model, const GenerationRequest& request) {
+  return answers_of(model, {request}, {.max_rows = 8, .prompt_tokens = 2}).at(0);
 }
 
 struct Fixture : ::testing::Test {
@@ -92,7 +87,7 @@ TEST_F(Fixture, GreedyTokensAndLogProbabilities) {
                                 .sampling = {.top_k = 1},
                                 .logprobs = true};
       if (run.value("early_termination", false)) request.stop.tokens = {run.value("eod", 0)};
-      const GeneratedChoice choice = run_one(model, request).choices.at(0);
+      const GeneratedChoice choice = run_one(model, request).at(0);
       const std::vector<int32_t> expected = run["tokens"][row], tokens = whole(request, choice);
       ASSERT_LE(tokens.size(), expected.size()) << run;
       EXPECT_TRUE(std::equal(tokens.begin(), tokens.end(), expected.begin())) << run;
@@ -106,7 +101,7 @@ TEST_F(Fixture, ScoresOfPrompts) {
   each("score", [](const LanguageModel& model, const nlohmann::json& run) {
     for (size_t row = 0; row < run["prompts"].size(); ++row) {
       const GenerationRequest request{.prompt = run["prompts"][row], .max_new_tokens = 0, .logprobs = true};
-      const GeneratedChoice choice = run_one(model, request).choices.at(0);
+      const GeneratedChoice choice = run_one(model, request).at(0);
       EXPECT_EQ(choice.logprobs.size(), request.prompt.size() - 1);
       expect_near(choice.logprobs, run["log_probs"][row], request.prompt.size() - 1);
     }
@@ -121,11 +116,11 @@ TEST_F(Fixture, BeamsAndTheirScores) {
                                               .length_penalty = run["length_penalty"],
                                               .stop_token = run["stop_token"]},
                                     .choices = run["beam_width"]};
-    const GenerationResult result = run_one(model, request);
-    ASSERT_EQ(result.choices.size(), run["scores"].size()) << run;
-    for (size_t i = 0; i < result.choices.size(); ++i) {
-      EXPECT_NEAR(result.choices[i].score, run["scores"][i].get<double>(), 2e-6) << run;
-      std::vector<int32_t> tokens = whole(request, result.choices[i]);
+    const std::vector<GeneratedChoice> choices = run_one(model, request);
+    ASSERT_EQ(choices.size(), run["scores"].size()) << run;
+    for (size_t i = 0; i < choices.size(); ++i) {
+      EXPECT_NEAR(choices[i].score, run["scores"][i].get<double>(), 2e-6) << run;
+      std::vector<int32_t> tokens = whole(request, choices[i]);
       tokens.resize(run["tokens"][i].size(), 0);  // ends with the end of document
       EXPECT_EQ(tokens, run["tokens"][i].get<std::vector<int32_t>>()) << run;
     }
@@ -145,7 +140,7 @@ TEST_F(Fixture, StopRulesOnNewlines) {
                    .on_eol = options.value("stop_on_eol", false),
                    .on_double_eol = options.value("stop_on_double_eol", false)},
           .prevent_newline_after_colon = options.value("prevent_newline_after_colon", false)};
-      const GeneratedChoice choice = run_one(model, request).choices.at(0);
+      const GeneratedChoice choice = run_one(model, request).at(0);
       const std::vector<int32_t> expected = run["tokens"][row], tokens = whole(request, choice);
       EXPECT_TRUE(std::equal(tokens.begin(), tokens.end(), expected.begin(),
                              expected.begin() + std::min<int64_t>(tokens.size(), expected.size())))

@@ -8,7 +8,7 @@
 #include "teratron/comm/host/thread_world.h"
 #include "teratron/models/t5/t5_family.h"
 #include "teratron/pipeline/pipeline_layout.h"
-#include "teratron/testing/ranked_answers.h"
+#include "teratron/testing/generated_answers.h"
 #include "teratron/testing/t5_models.h"
 
 namespace teratron {
@@ -22,28 +22,6 @@ std::vector<T5Variant> generating_t5s() {
     variant.config.max_positions = 24;
   }
   return variants;
-}
-
-struct OwnT5 {
-  explicit OwnT5(const T5Config& config)
-      : parameters({.dtype = at::kDouble, .seed = 9}),
-        model(language_model(t5_plan(config, {}), parameters, {})) {}
-  ParameterSet parameters;
-  LanguageModel model;
-};
-
-using T5Answers = std::vector<std::vector<GeneratedChoice>>;
-
-T5Answers run_t5(const LanguageModel& model, const std::vector<GenerationRequest>& requests,
-                 const EngineSettings& settings) {
-  SingleHostGroup ranks;
-  Engine engine(model, settings, ranks);
-  for (const GenerationRequest& request : requests) engine.submit(request);
-  while (engine.step()) {
-  }
-  T5Answers answers(requests.size());
-  for (GenerationResult& result : engine.take_results()) answers.at(result.id) = std::move(result.choices);
-  return answers;
 }
 
 at::Tensor ids_of(const std::vector<int32_t>& ids) {
@@ -95,13 +73,13 @@ void expect_same_answers(const std::vector<GeneratedChoice>& actual,
 
 TEST(T5Engine, GreedyTokensAreTheArgmaxOfFullForwards) {
   for (const auto& [name, config] : generating_t5s()) {
-    const OwnT5 own(config);
+    const OwnModel own(t5_plan(config, {}));
     const GenerationRequest request{.prompt = {1},
                                     .encoder_tokens = {3, 1, 4, 1, 5, 9, 2, 6},
                                     .max_new_tokens = 15,
                                     .sampling = {.top_k = 1},
                                     .logprobs = true};
-    const GeneratedChoice answer = run_t5(own.model, {request}, {}).at(0).at(0);
+    const GeneratedChoice answer = answers_of(own.model, {request}, {}).at(0).at(0);
     ASSERT_EQ(answer.tokens.size(), 15U);
     std::vector<int32_t> decoder = request.prompt;
     for (size_t i = 0; i < answer.tokens.size(); ++i) {
@@ -117,11 +95,11 @@ TEST(T5Engine, GreedyTokensAreTheArgmaxOfFullForwards) {
 TEST(T5Engine, WideBeamsFindTheMostProbableText) {
   T5Config config = generating_t5s()[1].config;
   config.vocabulary = 6;
-  const OwnT5 own(config);
+  const OwnModel own(t5_plan(config, {}));
   const std::vector<int32_t> source = {3, 1, 4, 1, 5};
   GenerationRequest request{.prompt = {1}, .encoder_tokens = source, .max_new_tokens = 3};
   request.beams.width = 36;
-  const GeneratedChoice found = run_t5(own.model, {request}, {.max_rows = 36}).at(0).at(0);
+  const GeneratedChoice found = answers_of(own.model, {request}, {.max_rows = 36}).at(0).at(0);
   double best = -1e9;
   std::vector<int32_t> expected;
   for (int32_t code = 0; code < 216; ++code) {
@@ -139,13 +117,13 @@ TEST(T5Engine, WideBeamsFindTheMostProbableText) {
 
 TEST(T5Engine, AnswersDoNotDependOnTheBatch) {
   for (const auto& [name, config] : generating_t5s()) {
-    const OwnT5 own(config);
+    const OwnModel own(t5_plan(config, {}));
     const std::vector<GenerationRequest> requests = t5_requests(9);
     const std::string where = name;
-    const T5Answers together =
-        run_t5(own.model, requests, {.max_rows = 6, .page_size = 4, .prompt_tokens = 3});
+    const Answers together =
+        answers_of(own.model, requests, {.max_rows = 6, .page_size = 4, .prompt_tokens = 3});
     for (size_t i = 0; i < requests.size(); ++i) {
-      const T5Answers alone = run_t5(own.model, {requests[i]}, {.max_rows = 4});
+      const Answers alone = answers_of(own.model, {requests[i]}, {.max_rows = 4});
       expect_same_answers(together[i], alone[0], fmt::format("{} {}", where, i));
     }
   }
@@ -160,8 +138,8 @@ TEST(T5Engine, RanksOfEveryLayoutGenerateTheSameTexts) {
       {{.tp = 2}}, {{.pp = 2}}, {{.tp = 2, .pp = 2}}, {{.pp = 4}, 2}, {{.pp = 3}, 1}};
   for (const auto& [name, config] : generating_t5s()) {
     const std::vector<GenerationRequest> requests = t5_requests(7);
-    const OwnT5 own(config);
-    const T5Answers expected = run_t5(own.model, requests, {.max_rows = 5});
+    const OwnModel own(t5_plan(config, {}));
+    const Answers expected = answers_of(own.model, requests, {.max_rows = 5});
     const std::string where = name;
     for (const Layout& layout : layouts) {
       run_ranks(layout.mesh, [&, &variant = config](const Mesh& mesh) {
@@ -185,7 +163,7 @@ TEST(T5Engine, RanksOfEveryLayoutGenerateTheSameTexts) {
 }
 
 TEST(T5Engine, SourcesTakePagesUntilTheirAnswerIsComplete) {
-  const OwnT5 own(generating_t5s()[1].config);
+  const OwnModel own(t5_plan(generating_t5s()[1].config, {}));
   SingleHostGroup ranks;
   Engine engine(own.model, {.max_rows = 1, .longest = 8, .longest_source = 8, .page_size = 4}, ranks);
   ASSERT_EQ(engine.load().pages, 7);
@@ -207,7 +185,7 @@ TEST(T5Engine, SourcesTakePagesUntilTheirAnswerIsComplete) {
 }
 
 TEST(T5Engine, RejectsBadSources) {
-  const OwnT5 own(generating_t5s()[0].config);
+  const OwnModel own(t5_plan(generating_t5s()[0].config, {}));
   SingleHostGroup ranks;
   Engine engine(own.model, {}, ranks);
   const auto problem = [&](const std::vector<int32_t>& source) -> std::string {
