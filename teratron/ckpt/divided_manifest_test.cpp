@@ -220,23 +220,6 @@ TEST_F(DividedManifest, fault_17_hostile_indices_and_files) {
   }
 }
 
-// Each rank must learn of it where the next collective would otherwise wait for the one that failed.
-TEST_F(DividedManifest, what_fails_while_a_rank_answers_the_others_fails_on_all) {
-  const fs::path path = save(1, 4);
-  const ScopedFaults faults("ckpt.load_answer@rank=1:throw");
-  std::atomic<int> told = 0;
-  run_host_group(4, [&](HostGroup& group) {
-    set_fault_context(group.rank(), 1);
-    TestTensors own = tensors_of_saved(group.rank(), 4);
-    const std::string said = message_of<Fault>([&] { load_tensors(path, own.list(), {}, group); });
-    EXPECT_NE(said.find("ckpt.load_answer"), std::string::npos) << said;
-    EXPECT_NE(said.find("(rank 1)"), std::string::npos) << said;
-    ++told;
-    EXPECT_EQ(group.all_gather_bytes("here").size(), 4U) << "the ranks still agree";
-  });
-  EXPECT_EQ(told, 4);
-}
-
 // A load opens the shards that hold what it needs and looks at no other; finding one for inference checks
 // all.
 TEST_F(DividedManifest, a_shard_is_looked_at_by_the_rank_that_opens_it) {

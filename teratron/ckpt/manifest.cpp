@@ -355,8 +355,9 @@ std::string to_text(const Manifest& manifest) {
     value["shards"] = to_json(manifest.shards);
     value["tensors"] = to_json(manifest.tensors);
   }
-  value["hash"] = hash_to_hex(hash_text(value.dump()));
-  return value.dump() + "\n";
+  std::string text = value.dump();
+  text.replace(text.size() - 1, 1, fmt::format(",\"hash\":\"{}\"}}\n", hash_to_hex(hash_text(text))));
+  return text;
 }
 
 namespace {

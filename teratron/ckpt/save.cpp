@@ -18,9 +18,10 @@
 #include "teratron/ckpt/write_shards.h"
 #include "teratron/comm/collective_errors.h"
 
-// Fault points, in order: ckpt.begin, ckpt.partial_created, those of write_shards.h, [those of
-// saved_metadata.h,] ckpt.before_manifest, ckpt.manifest_written, ckpt.before_commit, [ckpt.exchanged],
-// ckpt.after_commit, ckpt.after_tracker, [ckpt.before_prune, ckpt.pruning, ckpt.pruned], ckpt.end.
+// Fault points, in order: those of save_plan.h, ckpt.begin, ckpt.partial_created, ckpt.start_thread (of every
+// stage), those of write_shards.h, those of saved_metadata.h, ckpt.before_manifest, ckpt.manifest_written,
+// ckpt.before_commit, [ckpt.exchanged], ckpt.after_commit, ckpt.after_tracker, [ckpt.before_prune,
+// ckpt.pruning, ckpt.pruned], ckpt.end.
 
 namespace teratron {
 
@@ -101,18 +102,21 @@ void update_directory(const SaveRequest& request, const fs::path& committed) {
   }
 }
 
-// Everything that the file system refuses, from a read-only disk to an I/O error, is one kind of failure: the
-// checkpoint was not saved.
+// Everything that the file system refuses, from a read-only disk to an I/O error, and a manifest that a load
+// could not read, are one kind of failure: the checkpoint was not saved.
+template <typename Work>
+auto as_one_kind(const Work& work) {
+  try {
+    return work();
+  } catch (const UserError& error) {
+    throw Fault(error.what(), ExitCode::checkpoint);
+  } catch (const IoFault& fault) {
+    throw Fault(fault.what(), ExitCode::checkpoint);
+  }
+}
+
 std::string capture_save(const std::function<std::string()>& work) {
-  return capture([&] {
-    try {
-      return work();
-    } catch (const UserError& error) {
-      throw Fault(error.what(), ExitCode::checkpoint);
-    } catch (const IoFault& fault) {
-      throw Fault(fault.what(), ExitCode::checkpoint);
-    }
-  });
+  return capture([&] { return as_one_kind(work); });
 }
 
 void check_json_object(const std::string& text, const char* name) {
@@ -156,11 +160,18 @@ ShardTarget AsyncSave::target() const {
 
 void AsyncSave::start(Stage stage) {
   stage_ = stage;
-  working_ = std::async(std::launch::async, [this, stage] {
-    set_fault_context(rank_, request_.iteration);
-    outcome_ = capture_save([&] { return work(stage); });
-    ++progress_;
+  const std::string launched = capture_save([&]() -> std::string {
+    fault_point("ckpt.start_thread");
+    working_ = std::async(std::launch::async, [this, stage] {
+      set_fault_context(rank_, request_.iteration);
+      outcome_ = capture_save([&] { return work(stage); });
+      ++progress_;
+    });
+    return "";
   });
+  if (launched == "+") return;
+  outcome_ = launched;  // no thread: told where its work would have been
+  ++progress_;
 }
 
 std::string AsyncSave::work(Stage stage) {
@@ -208,7 +219,7 @@ void AsyncSave::divide_manifest() {
   const size_t space = sums.find(' ');
   bytes_ = std::stoll(sums.substr(0, space));
   const int64_t files = std::stoll(sums.substr(space));
-  metadata_->divide(files, group_);
+  as_one_kind([&] { metadata_->divide(files, group_); });
   manifest_ = std::make_unique<Manifest>();
   start(files == 1 ? Stage::commit : Stage::manifest_files);
 }
@@ -223,7 +234,7 @@ void AsyncSave::list_files() {
 
 std::optional<SavedCheckpoint> AsyncSave::advance(int64_t least_progress) {
   if (least_progress <= passed_) return std::nullopt;
-  working_.get();
+  if (working_.valid()) working_.get();
   ++passed_;
   switch (stage_) {
     case Stage::shards:

@@ -9,7 +9,7 @@
 #include "teratron/base/error.h"
 #include "teratron/base/hash.h"
 #include "teratron/ckpt/safetensors.h"
-#include "teratron/comm/host/rank_exchange.h"
+#include "teratron/comm/collective_errors.h"
 
 namespace teratron {
 
@@ -120,14 +120,15 @@ std::vector<Chunk> disjoint_chunks(const HeldTensor& tensor) {
   return disjoint;
 }
 
-void check_coverage(const std::string& name, const TensorInfo& info, const std::vector<Chunk>& chunks) {
+// The first element that is in no chunk; "" if there is none.
+std::string uncovered(const std::string& name, const TensorInfo& info, const std::vector<Chunk>& chunks) {
   std::vector<IndexRange> all;
   for (const Chunk& chunk : chunks) {
     const std::vector<IndexRange> ranges = index_ranges(chunk.region);
     all.insert(all.end(), ranges.begin(), ranges.end());
   }
   const int64_t end = covered_prefix(std::move(all));
-  TERATRON_ASSERT(end == checked_numel(info.shape), "{}: no rank holds element {}", name, end);
+  return end == checked_numel(info.shape) ? "" : fmt::format("{}: no rank holds element {}", name, end);
 }
 
 RankBytes encode(const std::map<int64_t, json>& lists) {
@@ -148,9 +149,15 @@ uint64_t hash_holders(const std::vector<Holder>& holders) {
 
 // For each offer, in order: null if nothing of it is written, else who holds the same (a hash), how many they
 // are, the caller's place among them and, if the part is trimmed, the pairs (global index, length) left.
-RankBytes answer(const RankBytes& offers) {
+struct Answers {
+  RankBytes bytes;
+  std::string missing;  // an element that no rank has offered, if there is one
+};
+
+Answers answer(const RankBytes& offers) {
   const std::map<std::string, HeldTensor> held = held_tensors(offers);
   std::map<int64_t, json> answers;
+  std::string missing;
   for (const auto& [rank, bytes] : offers) answers[rank] = json::array();
   const auto set = [&answers](const Holder& holder, json value) {
     json& list = answers[holder.rank];
@@ -162,7 +169,7 @@ RankBytes answer(const RankBytes& offers) {
       for (const Holder& holder : region.holders) set(holder, nullptr);
     }
     const std::vector<Chunk> chunks = disjoint_chunks(tensor);
-    check_coverage(name, tensor.info, chunks);
+    if (missing.empty()) missing = uncovered(name, tensor.info, chunks);
     for (const Chunk& chunk : chunks) {
       const std::vector<Holder>& holders = chunk.held->holders;
       json left = json::array();
@@ -172,7 +179,7 @@ RankBytes answer(const RankBytes& offers) {
         set(holders[place], {hash, holders.size(), place, left});
     }
   }
-  return encode(answers);
+  return {encode(answers), std::move(missing)};
 }
 
 // A part that this rank and others hold.
@@ -235,6 +242,27 @@ std::vector<Share> mine_of(std::vector<Share> shares) {
   return mine;
 }
 
+// What this rank writes, by name. `sources`: by planner, the tensors that it was offered.
+std::vector<SaveItem> items_of(const RankBytes& answers,
+                               const std::map<int64_t, std::vector<size_t>>& sources,
+                               const std::vector<LocalTensor>& tensors) {
+  std::vector<Share> shares;
+  for (const auto& [planner, bytes] : answers) {
+    const json list = json::from_cbor(bytes);
+    TERATRON_ASSERT(list.size() == sources.at(planner).size(), "{} answers", list.size());
+    for (size_t i = 0; i < list.size(); ++i) {
+      const size_t source = sources.at(planner)[i];
+      if (!list[i].is_null()) shares.push_back(share_from(list[i], source, tensors[source]));
+    }
+  }
+  std::vector<SaveItem> items;
+  for (Share& share : mine_of(std::move(shares))) items.push_back(std::move(share.item));
+  std::sort(items.begin(), items.end(), [](const SaveItem& a, const SaveItem& b) {
+    return std::tie(a.name, a.source) < std::tie(b.name, b.source);
+  });
+  return items;
+}
+
 json list_of(const std::map<std::string, TensorInfo>& tensors) {
   json list = json::array();
   for (const auto& [name, info] : tensors) list.push_back({name, static_cast<int>(info.dtype), info.shape});
@@ -265,46 +293,58 @@ int64_t planner_of(const std::string& name, int64_t ranks) {
 // Each name reaches rank 0 once, from the rank that is responsible for it.
 std::map<std::string, TensorInfo> tensors_of_all_ranks(const std::map<std::string, TensorInfo>& mine,
                                                        HostGroup& group) {
-  std::map<int64_t, json> told;
-  for (const auto& [name, info] : mine)
-    told[planner_of(name, group.size())].push_back({name, static_cast<int>(info.dtype), info.shape});
-  std::map<std::string, TensorInfo> own, all;
-  for (const auto& [rank, bytes] : exchange_bytes(group, encode(told))) add_list(bytes, own);
-  const auto as_bytes = [](const json& list) {
-    const std::vector<uint8_t> bytes = json::to_cbor(list);
+  const auto as_bytes = [](const std::map<std::string, TensorInfo>& tensors) {
+    const std::vector<uint8_t> bytes = json::to_cbor(list_of(tensors));
     return std::string(bytes.begin(), bytes.end());
   };
-  for (const std::string& bytes : group.gather_bytes(as_bytes(list_of(own)))) add_list(bytes, all);
+  JointSteps steps(group, "ckpt.name_tensors");
+  RankBytes told;
+  steps.run([&] {
+    std::map<int64_t, std::map<std::string, TensorInfo>> by_planner;
+    for (const auto& [name, info] : mine) by_planner[planner_of(name, group.size())][name] = info;
+    for (const auto& [planner, tensors] : by_planner) told[planner] = as_bytes(tensors);
+  });
+  const RankBytes heard = steps.exchange(told);
+  std::string own;
+  steps.run([&] {
+    std::map<std::string, TensorInfo> tensors;
+    for (const auto& [rank, bytes] : heard) add_list(bytes, tensors);
+    own = as_bytes(tensors);
+  });
+  const std::string all = steps.agree(own, [&as_bytes](const std::vector<std::string>& lists) {
+    std::map<std::string, TensorInfo> tensors;
+    for (const std::string& bytes : lists) add_list(bytes, tensors);
+    return as_bytes(tensors);
+  });
   std::map<std::string, TensorInfo> everywhere;
-  add_list(group.broadcast_bytes(as_bytes(list_of(all))), everywhere);
+  add_list(all, everywhere);
   return everywhere;
 }
 
 SavePlan plan_save(const std::vector<LocalTensor>& tensors, HostGroup& group) {
-  std::map<int64_t, json> offers;
+  JointSteps steps(group, "ckpt.plan");
+  RankBytes offers;
   std::map<int64_t, std::vector<size_t>> sources;  // indices in tensors, in the order of the offers
   SavePlan plan;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const LocalTensor& tensor = tensors[i];
-    const int64_t planner = planner_of(tensor.name, group.size());
-    offers[planner].push_back(describe(tensor));
-    sources[planner].push_back(i);
-    plan.tensors.emplace(tensor.name, TensorInfo{tensor.dtype, tensor.shard.global_shape});
-  }
-  const RankBytes answers = exchange_bytes(group, answer(exchange_bytes(group, encode(offers))));
-  std::vector<Share> shares;
-  for (const auto& [planner, bytes] : answers) {
-    const json list = json::from_cbor(bytes);
-    TERATRON_ASSERT(list.size() == sources.at(planner).size(), "{} answers", list.size());
-    for (size_t i = 0; i < list.size(); ++i) {
-      const size_t source = sources.at(planner)[i];
-      if (!list[i].is_null()) shares.push_back(share_from(list[i], source, tensors[source]));
+  steps.run([&] {
+    std::map<int64_t, json> lists;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const LocalTensor& tensor = tensors[i];
+      const int64_t planner = planner_of(tensor.name, group.size());
+      lists[planner].push_back(describe(tensor));
+      sources[planner].push_back(i);
+      plan.tensors.emplace(tensor.name, TensorInfo{tensor.dtype, tensor.shard.global_shape});
     }
-  }
-  for (Share& share : mine_of(std::move(shares))) plan.items.push_back(std::move(share.item));
-  std::sort(plan.items.begin(), plan.items.end(), [](const SaveItem& a, const SaveItem& b) {
-    return std::tie(a.name, a.source) < std::tie(b.name, b.source);
+    offers = encode(lists);
   });
+  const RankBytes offered = steps.exchange(offers);
+  Answers mine;
+  steps.run([&] { mine = answer(offered); });
+  const RankBytes answers = steps.exchange(mine.bytes);
+  steps.run([&] { plan.items = items_of(answers, sources, tensors); });
+  steps.agree();
+  // After it, since a rank that fails sends no offers.
+  TERATRON_ASSERT(mine.missing.empty(), "{}", mine.missing);
   return plan;
 }
 

@@ -18,5 +18,12 @@ TEST(SavePlanTest, TheTensorsOfAllRanksAreKnownToAll) {
   });
 }
 
+TEST(SavePlanDeathTest, AnElementThatNoRankHoldsIsABug) {
+  TestTensors tensors;
+  tensors.add_range("weight", Shard::replicated({2, 5}), 0, 7);
+  SingleHostGroup alone;
+  EXPECT_DEATH(plan_save(tensors.list(), alone), "weight: no rank holds element 7");
+}
+
 }  // namespace
 }  // namespace teratron

@@ -8,7 +8,7 @@
 #include "teratron/base/file.h"
 #include "teratron/base/hash.h"
 #include "teratron/ckpt/safetensors.h"
-#include "teratron/comm/host/rank_exchange.h"
+#include "teratron/comm/collective_errors.h"
 
 namespace teratron {
 
@@ -44,7 +44,7 @@ SavedMetadata::Sizes SavedMetadata::sizes() const {
   return sizes;
 }
 
-void SavedMetadata::divide(int64_t files, HostGroup& group) {
+RankBytes SavedMetadata::fragments_for(int64_t files, int64_t ranks) const {
   std::map<int64_t, FragmentBuilder> parts;
   for (const ManifestShard& shard : written_.shards) {
     if (files == 1) parts[0].add_shard(shard);  // those without tensors, too
@@ -55,24 +55,37 @@ void SavedMetadata::divide(int64_t files, HostGroup& group) {
     for (const ManifestChunk& chunk : tensor.chunks)
       part.add_chunk(name, chunk, written_.shards.at(chunk.shard));
   }
-  written_ = {};
   std::map<int64_t, json> texts;
   for (auto& [file, part] : parts)
-    texts[writer_of(file, files, group.size())].push_back({file, to_text(part.take())});
-  RankBytes sent;
+    texts[writer_of(file, files, ranks)].push_back({file, to_text(part.take())});
+  RankBytes fragments;
   for (const auto& [rank, list] : texts) {
     const std::vector<uint8_t> bytes = json::to_cbor(list);
-    sent[rank] = {bytes.begin(), bytes.end()};
+    fragments[rank] = {bytes.begin(), bytes.end()};
   }
-  std::map<int64_t, FragmentBuilder> received;
-  for (const auto& [rank, bytes] : exchange_bytes(group, sent)) {
-    for (const json& part : json::from_cbor(bytes)) {
-      const auto text = part[1].get<std::string>();
-      received[part[0]].add(parse_fragment(text, fmt::format("rank {}", rank), Chunks::some));
+  return fragments;
+}
+
+void SavedMetadata::divide(int64_t files, HostGroup& group) {
+  JointSteps steps(group, "ckpt.divide");
+  RankBytes fragments;
+  steps.run([&] {
+    fragments = fragments_for(files, group.size());
+    written_ = {};
+  });
+  const RankBytes sent = steps.exchange(fragments);
+  steps.run([&] {
+    std::map<int64_t, FragmentBuilder> received;
+    for (const auto& [rank, bytes] : sent) {
+      for (const json& part : json::from_cbor(bytes)) {
+        const auto text = part[1].get<std::string>();
+        received[part[0]].add(parse_fragment(text, fmt::format("rank {}", rank), Chunks::some));
+      }
     }
-  }
-  for (auto& [file, part] : received) files_[file] = part.take();
-  if (files == 1 && group.rank() == 0) files_.try_emplace(0);
+    for (auto& [file, part] : received) files_[file] = part.take();
+    if (files == 1 && group.rank() == 0) files_.try_emplace(0);
+  });
+  steps.agree();
 }
 
 std::string SavedMetadata::write_files(const ShardTarget& target) const {

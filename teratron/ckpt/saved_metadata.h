@@ -11,6 +11,7 @@
 #include "teratron/ckpt/manifest.h"
 #include "teratron/ckpt/save_plan.h"
 #include "teratron/ckpt/write_shards.h"
+#include "teratron/comm/host/rank_exchange.h"
 
 namespace teratron {
 
@@ -26,7 +27,8 @@ class SavedMetadata {
   };
   Sizes sizes() const;
 
-  /// Collective: divides the chunks among `files` files of the manifest.
+  /// Collective: divides the chunks among `files` files of the manifest. What fails on one rank is thrown on
+  /// all. Fault point: ckpt.divide, before and after the messages.
   void divide(int64_t files, HostGroup& group);
 
   /// Writes the files of this rank. Returns what rank 0 lists of them; "" if there are none. Fault points:
@@ -39,6 +41,9 @@ class SavedMetadata {
   void add_to(Manifest& manifest);
 
  private:
+  /// For the ranks that write the files.
+  RankBytes fragments_for(int64_t files, int64_t ranks) const;
+
   ManifestFragment written_;
   std::map<int64_t, ManifestFragment> files_;  // that this rank writes
   int64_t metadata_bytes_ = 0;

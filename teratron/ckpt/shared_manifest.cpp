@@ -1,12 +1,10 @@
 #include "teratron/ckpt/shared_manifest.h"
 
-#include <functional>
 #include <set>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
-#include "teratron/base/fault_point.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/save_plan.h"
 #include "teratron/ckpt/shard_reader.h"
@@ -154,25 +152,19 @@ RankBytes SharedManifest::requests_for(const std::vector<LocalTensor>& tensors) 
   return requests;
 }
 
-// A rank on which a step fails sends nothing from then on, so that the others do not wait for it; at the end
-// all throw its error.
 SharedManifest::Selection SharedManifest::select(const std::vector<LocalTensor>& tensors) const {
-  std::string outcome = "+";
-  const auto step = [&outcome](const std::function<void()>& work) {
-    if (outcome == "+") outcome = capture([&] { return work(), ""; });
-  };
+  JointSteps steps(group_, "ckpt.load_select");
   RankBytes requests, answers;
   Selection selection{.manifest = index_, .unused = {}};
-  step([&] { requests = requests_for(tensors); });
-  const RankBytes asked = exchange_bytes(group_, requests);
-  step([&] {
-    fault_point("ckpt.load_answer");
+  steps.run([&] { requests = requests_for(tensors); });
+  const RankBytes asked = steps.exchange(requests);
+  steps.run([&] {
     ChunkFinder finder(files_);
     for (const auto& [rank, text] : asked) answers[rank] = finder.find(wanted_from(text));
     selection.unused = finder.unused();
   });
-  const RankBytes told = exchange_bytes(group_, outcome == "+" ? answers : RankBytes());
-  step([&] {
+  const RankBytes told = steps.exchange(answers);
+  steps.run([&] {
     FragmentBuilder received;
     for (const auto& [rank, text] : told)
       received.add(parse_fragment(text, printable(path_.string(), 4096), Chunks::some));
@@ -181,7 +173,7 @@ SharedManifest::Selection SharedManifest::select(const std::vector<LocalTensor>&
     for (auto& [name, tensor] : fragment.tensors)
       selection.manifest.tensors.at(name).chunks = std::move(tensor.chunks);
   });
-  combine_outcomes(outcome, group_, [](const std::vector<std::string>&) { return ""; });
+  steps.agree();
   return selection;
 }
 

@@ -1,6 +1,6 @@
 // The manifest of a checkpoint on the ranks that load it: every file of it is read, hashed and checked by one
 // rank, and each rank keeps what the others ask it for: chunks of its files. Nothing here looks at shards
-// unless asked to. Fault point: ckpt.load_answer, before a rank answers the others.
+// unless asked to. Fault point: ckpt.load_select, at every step between messages.
 #pragma once
 
 #include <filesystem>

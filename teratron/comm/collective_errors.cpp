@@ -6,6 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "teratron/base/fault_point.h"
+
 namespace teratron {
 
 namespace {
@@ -121,6 +123,27 @@ std::string broadcast_outcome(const std::string& mine, HostGroup& group) {
 
 std::string run_on_rank_0(HostGroup& group, const std::function<std::string()>& work) {
   return broadcast_outcome(group.rank() == 0 ? capture(work) : "", group);
+}
+
+void JointSteps::run(const std::function<void()>& step) {
+  if (outcome_ != "+") return;
+  outcome_ = capture([&] {
+    fault_point(fault_point_);
+    step();
+    return "";
+  });
+}
+
+RankBytes JointSteps::exchange(const RankBytes& parts) {
+  return exchange_bytes(group_, outcome_ == "+" ? parts : RankBytes());
+}
+
+void JointSteps::agree() {
+  agree("", [](const std::vector<std::string>&) { return ""; });
+}
+
+std::string JointSteps::agree(const std::string& result, const Combine& combine) {
+  return combine_outcomes(outcome_ == "+" ? outcome_ + result : outcome_, group_, combine);
 }
 
 }  // namespace teratron

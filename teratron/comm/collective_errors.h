@@ -4,11 +4,13 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "teratron/base/error.h"
 #include "teratron/comm/host/host_group.h"
+#include "teratron/comm/host/rank_exchange.h"
 
 namespace teratron {
 
@@ -37,5 +39,23 @@ std::string capture(const std::function<std::string()>& work);
 /// ...on which these agree.
 std::string combine_outcomes(const std::string& mine, HostGroup& group, const Combine& combine);
 std::string broadcast_outcome(const std::string& mine, HostGroup& group);
+
+/// What a rank does before, between and after messages of all. Once a step has thrown on this rank, it skips
+/// the others and its messages are empty, so that no rank waits for it in vain; agree() throws on all ranks.
+/// Until then the results on the others may be incomplete. Every step passes the fault point.
+class JointSteps {
+ public:
+  JointSteps(HostGroup& group, std::string_view point) : group_(group), fault_point_(point) {}
+  void run(const std::function<void()>& step);
+  RankBytes exchange(const RankBytes& parts);
+  void agree();
+  /// Rank 0 combines the results of all ranks; all return what it made of them.
+  std::string agree(const std::string& result, const Combine& combine);
+
+ private:
+  HostGroup& group_;
+  std::string_view fault_point_;
+  std::string outcome_ = "+";
+};
 
 }  // namespace teratron
