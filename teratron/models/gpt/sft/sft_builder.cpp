@@ -169,7 +169,11 @@ class RowBuilder {
 
 int32_t pad_id(const ChatTemplate& chat, const Tokenizer& tokenizer) {
   std::vector<int32_t> ids;
-  if (!chat.pad().empty()) tokenizer.encode(chat.pad(), ids);
+  try {
+    if (!chat.pad().empty()) tokenizer.encode(chat.pad(), ids);
+  } catch (const UserError&) {  // NullTokenizer knows no words
+    ids.clear();
+  }
   if (ids.size() == 1) return ids[0];
   const SpecialTokens& special = tokenizer.special();
   return special.pad.value_or(special.eod.value_or(0));
