@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "teratron/base/error.h"
+#include "teratron/comm/forwarding_communicator.h"
 
 namespace teratron {
 namespace {
@@ -74,50 +75,19 @@ class SelfCommunicator final : public Communicator {
   std::string reason_;
 };
 
-class SynchronousCommunicator final : public Communicator {
+class SynchronousCommunicator final : public ForwardingCommunicator {
  public:
-  explicit SynchronousCommunicator(std::shared_ptr<Communicator> inner) : inner_(std::move(inner)) {}
-  int64_t rank() const override { return inner_->rank(); }
-  int64_t size() const override { return inner_->size(); }
-
-  Work all_reduce(at::Tensor tensor, ReduceOp op) override { return wait(inner_->all_reduce(tensor, op)); }
-  Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
-    return wait(inner_->reduce_scatter(output, input, op));
+  using ForwardingCommunicator::ForwardingCommunicator;
+  Work reduce_scatter_pipelined(at::Tensor output, at::Tensor input, ReduceOp op,
+                                const ProduceParts& produce) override {
+    return Communicator::reduce_scatter_pipelined(output, input, op, produce);  // no overlap here either
   }
-  // reduce_scatter_pipelined: the base class produces all parts first.
-  Work all_gather(at::Tensor output, at::Tensor input) override {
-    return wait(inner_->all_gather(output, input));
-  }
-  at::Tensor alloc_symmetric(at::IntArrayRef sizes, const at::TensorOptions& options) override {
-    return inner_->alloc_symmetric(sizes, options);
-  }
-  Work broadcast(at::Tensor tensor, int64_t root) override { return wait(inner_->broadcast(tensor, root)); }
-  Work all_to_all(at::Tensor output, at::Tensor input) override {
-    return wait(inner_->all_to_all(output, input));
-  }
-  Work batch_isend_irecv(std::vector<P2POp> ops) override {
-    return wait(inner_->batch_isend_irecv(std::move(ops)));
-  }
-
-  void send_bytes(int64_t to, const std::string& bytes) override { inner_->send_bytes(to, bytes); }
-  std::string receive_bytes(int64_t from) override { return inner_->receive_bytes(from); }
-  std::vector<std::string> all_gather_bytes(const std::string& bytes) override {
-    return inner_->all_gather_bytes(bytes);
-  }
-  std::vector<std::string> gather_bytes(const std::string& bytes) override {
-    return inner_->gather_bytes(bytes);
-  }
-  std::string broadcast_bytes(const std::string& bytes) override { return inner_->broadcast_bytes(bytes); }
-  void barrier() override { inner_->barrier(); }
-  void abort(const std::string& reason) override { inner_->abort(reason); }
 
  private:
-  static Work wait(Work work) {
-    work.wait();
+  Work start(const char* /*operation*/, const std::function<Work()>& collective) override {
+    collective().wait();
     return {};
   }
-
-  std::shared_ptr<Communicator> inner_;
 };
 
 }  // namespace
