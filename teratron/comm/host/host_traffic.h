@@ -10,7 +10,6 @@ struct HostTraffic {
   int64_t bytes = 0;           // sent, with the headers of messages
   int64_t waits = 0;           // for messages, one after the other
   int64_t connections = 0;     // to other ranks, open now or before
-  int64_t store_requests = 0;  // to the store of the rendezvous
 };
 
 }  // namespace teratron

@@ -139,13 +139,16 @@ struct StoreClient {
 /// Its keys are
 ///
 ///   teratron/job            nonce, number of ranks and restart count of rank 0
-///   teratron/NONCE/RANK     restart count and text of that rank
+///   teratron/NONCE/RANK     restart count, some random digits and text of that rank
 ///   teratron/NONCE/joined   number of ranks
 ///   teratron/NONCE/outcome  "met", or why there is no start
 class StoreMeeting {
  public:
   StoreMeeting(const StoreClient& client, std::string text)
-      : client_(client), env_(client.point.env), text_(std::move(text)) {}
+      : client_(client),
+        env_(client.point.env),
+        text_(std::move(text)),
+        value_(fmt::format("{} {}\n{}", env_.attempt, random_hex(kNonceDigits), text_)) {}
 
   /// nullopt if there is no outcome by the deadline.
   std::optional<Meeting> meet() {
@@ -195,7 +198,7 @@ class StoreMeeting {
   /// Rank 0. One request at a time, however many ranks there are.
   bool gather_all() {
     nonce_ = random_hex(kNonceDigits);
-    client_.put(key("0"), env_.attempt + "\n" + text_);  // before others can wait for it
+    client_.put(key("0"), value_);  // before others can wait for it
     client_.put(kJob, fmt::format("{} {} {}", nonce_, env_.size, env_.attempt));
     while (client_.add(key("joined"), 0) + 1 < env_.size) {
       if (passed()) {
@@ -217,10 +220,11 @@ class StoreMeeting {
   }
 
   bool join_and_wait() {
-    while (!passed()) {
-      std::this_thread::sleep_for(joined_ ? wait_ : Milliseconds(0));
-      if (client_.has(kJob)) join(client_.get(kJob));
-      if (!joined_) std::this_thread::sleep_for(kRetryInterval);
+    const auto pause = [this] {
+      std::this_thread::sleep_until(std::min(Clock::now() + wait_, client_.point.deadline));
+    };
+    for (; !passed(); pause()) {
+      if (!nonce_.empty() || client_.has(kJob)) join(client_.get(kJob));
       if (!joined_ || !has_outcome()) continue;
       const int64_t parent = tree_parent(env_.rank);
       meeting_.texts[parent] = text_of(parent);
@@ -234,29 +238,38 @@ class StoreMeeting {
     const std::vector<std::string> words = split(job);
     if (words.size() != 3)
       throw Fault(fmt::format("'{}' does not describe the start of a job", printable(job)));
-    if (joined_ && words[0] == nonce_) return;
+    if (words[0] == nonce_ && (joined_ || is_over_)) return;
     nonce_ = words[0];
-    joined_ = false;
     const std::string here = std::to_string(env_.rank);
-    if (words[1] != std::to_string(env_.size)) {
+    const bool fits = words[1] == std::to_string(env_.size);
+    const bool is_first = client_.put_first(key(here), value_);
+    joined_ = is_first && fits;
+    if (joined_) client_.add(key("joined"), 1);
+    is_over_ = !joined_ && is_earlier(is_first);
+    if (joined_ || is_over_) return;
+    if (!fits) {
       report(kInconsistent, fmt::format("rank {} was started as one of {} ranks, rank 0 as one of {}", here,
                                         env_.size, printable(words[1])));
     }
-    joined_ = client_.put_first(key(here), env_.attempt + "\n" + text_);
-    if (joined_) {
-      client_.add(key("joined"), 1);
-    } else if (!client_.has(key("outcome")) && client_.get(key(here)).starts_with(env_.attempt + "\n")) {
+    if (client_.get(key(here)).starts_with(env_.attempt + " "))
       report(kInconsistent, fmt::format("rank {} of {} was started twice", here, env_.size));
-    }  // else an earlier start: rank 0 has not started again yet
+  }
+
+  /// An earlier start, until rank 0 starts again: it has this rank or, if it had another number of ranks, has
+  /// met.
+  bool is_earlier(bool is_first) const {
+    return client_.has(key("outcome")) && (!is_first || client_.get(key("outcome"))[0] == kMet);
   }
 
   const StoreClient& client_;
   const LaunchEnv& env_;
   const std::string text_;
+  /// No other start of this rank has the same, so that put_first() tells whether it is from this one.
+  const std::string value_;
   /// All ranks wait for the outcome: the store answers some ten thousand requests a second.
   const Milliseconds wait_ = std::max(kRetryInterval, Milliseconds(env_.size / 5));
   std::string nonce_;
-  bool joined_ = false;
+  bool joined_ = false, is_over_ = false;
   Meeting meeting_;
 };
 
