@@ -5,7 +5,8 @@
 //              [--checkpoint FOLDER]
 //
 // Prints "joined SECONDS" when all ranks are connected, then a JSON object with the costs, and passes N - 1
-// more barriers, ten a second. With a folder, a checkpoint is saved, found and loaded there.
+// more barriers, ten a second; if one fails, a JSON object with what it cost. With a folder, a checkpoint is
+// saved, found and loaded there.
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -114,6 +115,7 @@ void run(const LaunchEnv& env, const Options& options) {
   ProcessBackend backend(connect_ranks(env, *join_rendezvous(env, limit), limit), options.timeout);
   const double joined = seconds_since(begin);
   std::cout << fmt::format("joined {:.3f}\n", joined) << std::flush;
+  HostTraffic passed;  // until the last barrier
   try {
     AllRanks ranks(backend);
     nlohmann::json report = {{"rank", env.rank}, {"start", cost({}, backend.traffic(), joined)}};
@@ -135,11 +137,13 @@ void run(const LaunchEnv& env, const Options& options) {
     std::cout << report.dump() << std::endl;
     for (int64_t i = 1; i < options.barriers; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      passed = backend.traffic();
       ranks.barrier();
     }
     backend.finish();
   } catch (const Fault& fault) {
     backend.fail(fmt::format("rank {} failed: {}", env.rank, fault.what()), fault.exit_code());
+    std::cout << nlohmann::json{{"failure", cost(passed, backend.traffic(), 0)}}.dump() << std::endl;
     throw;
   }
 }

@@ -20,6 +20,7 @@ from functools import partial
 import pytest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "cli"))
+import checkpoint_costs
 from program import BINARY, environment
 
 SCALE_RANK = os.path.join(os.path.dirname(BINARY or ""), "..", "..", "tests", "scale_rank")
@@ -73,11 +74,10 @@ class Job:
         return {rank: process.wait(max(deadline - time.monotonic(), 0.1)) for rank, process in self.processes.items()}
 
     def reports(self):
-        found = {}
-        for rank in self.processes:
-            lines = [line for line in self.output(rank).splitlines() if line.startswith("{")]
-            found[rank] = json.loads(lines[0])
-        return found
+        return {rank: self.objects(rank)[0] for rank in self.processes}
+
+    def objects(self, rank):
+        return [json.loads(line) for line in self.output(rank).splitlines() if line.startswith("{")]
 
     def faults(self):
         texts = {rank: self.output(rank) for rank in self.processes}
@@ -134,18 +134,6 @@ def check_costs(reports):
     assert sum(report["connections"] for report in reports.values()) == 2 * (n - 1)
 
 
-@pytest.mark.parametrize("ranks", [16, 64, pytest.param(256, marks=pytest.mark.skipif(not LONG, reason="--long"))])
-def test_costs_grow_with_the_logarithm(start, ranks):
-    job = start(ranks)
-    codes = job.end(60)
-    seconds = time.monotonic() - job.begin
-    assert set(codes.values()) == {0}, {rank: job.output(rank) for rank, code in codes.items() if code}
-    reports = job.reports()
-    check_costs(reports)
-    assert seconds < (60 if ranks > 64 else 15)
-    print(f"\n{ranks} ranks: {seconds:.1f} s", summary(reports))
-
-
 def summary(reports):
     total = {name: {key: sum(report[name][key] for report in reports.values()) for key in ("messages", "bytes")}
              | {"waits": max(report[name]["waits"] for report in reports.values())}
@@ -179,6 +167,9 @@ def stopped(start, ranks, victim):
     for fault in faults:  # ranks that it never wrote to do not know its process
         assert re.search(rf"timed out after 3 s: rank {victim}( \(pid\))? does not answer: it is stopped", fault), faults
         assert fault.count("does not answer") == 1, fault
+    costs = [job.objects(rank)[1]["failure"] for rank in set(range(ranks)) - {victim}]
+    assert sum(cost["messages"] for cost in costs) <= 16 * ranks and max(cost["messages"] for cost in costs) <= ranks + 16, costs
+    assert sum(cost["bytes"] for cost in costs) <= ranks * 2048 and max(cost["bytes"] for cost in costs) <= 12 << 10, costs
 
 
 def absent(start):
@@ -227,10 +218,11 @@ def too_few_descriptors_on_rank_0(start):
 
 
 VICTIMS = [(64, 0), (64, 24), (64, 63), (4, 2)]
-FAULTS = {f"stopped {victim} of {ranks}": partial(stopped, ranks=ranks, victim=victim) for ranks, victim in VICTIMS}
-FAULTS |= {"without descriptors": without_descriptors, "absent": absent, "replaced": replaced,
-           "too few descriptors on rank 0": too_few_descriptors_on_rank_0}
-FAULTS |= {f"killed {victim} of {ranks}": partial(killed, ranks=ranks, victim=victim) for ranks, victim in VICTIMS}
+TIMED_OUT = {f"stopped {victim} of {ranks}": partial(stopped, ranks=ranks, victim=victim) for ranks, victim in VICTIMS}
+TIMED_OUT |= {"without descriptors": without_descriptors, "absent": absent}
+NOTICED = {"replaced": replaced, "too few descriptors on rank 0": too_few_descriptors_on_rank_0}
+NOTICED |= {f"killed {victim} of {ranks}": partial(killed, ranks=ranks, victim=victim) for ranks, victim in VICTIMS}
+FAULTS = TIMED_OUT | NOTICED  # the slowest start first
 
 
 def run_fault(fault, folder):
@@ -245,6 +237,41 @@ def fixture_results(tmp_path_factory):
         yield {name: pool.submit(run_fault, fault, tmp_path_factory.mktemp("fault")) for name, fault in FAULTS.items()}
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault(results, fault):
+@pytest.mark.parametrize("fault", NOTICED)
+def test_a_fault_that_is_noticed(results, fault):
     results[fault].result()
+
+
+def run_costs(start, ranks, *flags):
+    job = start(ranks, *flags)
+    codes = job.end(60)
+    seconds = time.monotonic() - job.begin
+    assert set(codes.values()) == {0}, {rank: job.output(rank) for rank, code in codes.items() if code}
+    assert seconds < (60 if ranks > 64 else 15)
+    return seconds, job.reports()
+
+
+def expect_costs(start, ranks, folder):
+    seconds, reports = run_costs(start, ranks)
+    print(f"\n{ranks} ranks: {seconds:.1f} s", summary(reports))
+    check_costs(reports)
+    seconds, reports = run_costs(start, ranks, "--checkpoint", folder)
+    print(f"a checkpoint: {seconds:.1f} s", checkpoint_costs.summary(reports))
+    checkpoint_costs.check(reports)
+
+
+# The other faults wait meanwhile until they time out.
+@pytest.mark.usefixtures("results")
+@pytest.mark.parametrize("ranks", [16, 64])
+def test_costs_grow_with_the_logarithm(start, tmp_path, ranks):
+    expect_costs(start, ranks, tmp_path / "checkpoints")
+
+
+@pytest.mark.parametrize("fault", TIMED_OUT)
+def test_a_fault_that_times_out(results, fault):
+    results[fault].result()
+
+
+@pytest.mark.skipif(not LONG, reason="--long")
+def test_costs_of_256_ranks(start, tmp_path):
+    expect_costs(start, 256, tmp_path / "checkpoints")

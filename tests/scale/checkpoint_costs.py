@@ -1,14 +1,6 @@
-"""What saving, finding and loading a checkpoint costs each rank of a job of many.
-
-The ranks are processes with small tensors (checkpoint_trial.h). docs/scaling.md explains the bounds.
-"""
+"""Bounds of what saving, finding and loading a checkpoint costs each rank of a job of many (docs/scaling.md)."""
 
 import math
-import time
-
-import pytest
-
-from test_scale import LONG, fixture_start, pytestmark  # noqa: F401
 
 PHASES = ("save", "find", "load")
 
@@ -21,7 +13,7 @@ def in_all(reports, phase, cost):
     return sum(report[phase][cost] for report in reports.values())
 
 
-def check_costs(reports):
+def check(reports):
     """Messages and rounds of a rank grow with the logarithm, the files that it opens do not grow.
 
     Finding a checkpoint looks at each shard from every rank that keeps a part of the manifest with chunks in it: here the
@@ -45,13 +37,3 @@ def summary(reports):
     costs = ("messages", "bytes", "waits", "seconds", "opened", "looked_at")
     phases = {phase: {cost: (most(reports, phase, cost), in_all(reports, phase, cost)) for cost in costs} for phase in PHASES}
     return phases | {cost: max(report[cost] for report in reports.values()) for cost in ("descriptors", "resident_kib", "peak_kib")}
-
-
-@pytest.mark.parametrize("ranks", [16, 64, pytest.param(256, marks=pytest.mark.skipif(not LONG, reason="--long"))])
-def test_a_checkpoint_of_many_ranks(start, tmp_path, ranks):
-    job = start(ranks, "--checkpoint", tmp_path / "checkpoints")
-    codes = job.end(60)
-    seconds = time.monotonic() - job.begin
-    assert set(codes.values()) == {0}, {rank: job.output(rank) for rank, code in codes.items() if code}
-    print(f"\n{ranks} ranks: {seconds:.1f} s", summary(job.reports()))
-    check_costs(job.reports())
