@@ -191,6 +191,12 @@ void check_family(const CheckpointInfo& info, const LoadOptions& options) {
        .fix = fmt::format("Use `teratron pretrain {}`, or another folder", printable(saved))});
 }
 
+// SGD without momentum has none in fp32.
+bool has_optimizer_state(const json& settings) {
+  return settings.value("optimizer", "adam") != "sgd" || settings.value("sgd_momentum", 0.9) != 0.0 ||
+         settings.value("bf16", false) || settings.value("fp16", false);
+}
+
 void check_loadable(const CheckpointInfo& info, const LoadOptions& options) {
   check_family(info, options);
   const BothSettings settings(info, options);
@@ -207,7 +213,7 @@ void check_loadable(const CheckpointInfo& info, const LoadOptions& options) {
   }
   check_same_model({.path = info.path, .config = settings.saved.dump()}, settings.current.dump(), fields,
                    fix);
-  if (options.optimizer && !has_optimizer(info)) {
+  if (options.optimizer && has_optimizer_state(settings.current) && !has_optimizer(info)) {
     throw checkpoint_error({.what = "the checkpoint holds no optimizer state",
                             .where = info.path.string(),
                             .fix = "Use --finetune to start a new run from its weights, or --no-load-optim"});

@@ -194,6 +194,18 @@ TEST_F(Loop, SgdTrainsAndResumes) {
   }
 }
 
+TEST_F(Loop, SgdWithoutMomentumResumesWithoutState) {
+  const std::vector<std::string> sgd = {"--optimizer", "sgd", "--sgd-momentum", "0", "--lr", "0.1"};
+  std::vector<std::string> first = sgd;
+  first.insert(first.end(), {"--exit-interval", "10"});
+  EXPECT_EQ(train(flags("whole", sgd)), ExitCode::ok);
+  EXPECT_EQ(train(flags("halves", first)), ExitCode::ok);
+  EXPECT_EQ(train(flags("halves", sgd)), ExitCode::ok);
+  EXPECT_EQ(tensors("halves", 20), tensors("whole", 20));
+  EXPECT_THROW(train(flags("halves", {"--optimizer", "sgd", "--train-iters", "30"})), UserError)
+      << "there is no momentum to go on with";
+}
+
 TEST_F(Loop, LogsTheDecoupledLearningRate) {
   EXPECT_NE(stdout_of(flags("run", {"--decoupled-lr", "0.02", "--lr-decay-style", "constant",
                                     "--lr-warmup-iters", "0"}))
