@@ -79,7 +79,7 @@ void expect_met(const std::vector<Joined>& joined) {
 }
 
 TEST_F(AgentStoreTest, ARankMakesFewRequestsWhateverTheNumberOfRanks) {
-  for (const int64_t size : {2, 16, 64, 5}) {  // one start after the other in one store
+  for (const int64_t size : {2, 16, 5}) {  // one start after the other in one store
     const auto begin = std::chrono::steady_clock::now();
     const std::vector<Joined> joined = start(ranks(size));
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
