@@ -376,7 +376,7 @@ RandomCases::RandomCases(const Options& options) : options_(options) {
   const char* seed = std::getenv("TERATRON_RANDOM_SEED");
   first_seed_ = seed ? static_cast<uint32_t>(std::atol(seed)) : std::random_device()();
   const char* seconds = std::getenv("TERATRON_RANDOM_SECONDS");
-  const double budget = seconds ? std::atof(seconds) : std::getenv("TERATRON_LONG_TESTS") ? 300.0 : 120.0;
+  const double budget = seconds ? std::atof(seconds) : std::getenv("TERATRON_LONG_TESTS") ? 300.0 : 60.0;
   end_ = std::chrono::steady_clock::now() +
          std::chrono::milliseconds(static_cast<int64_t>(1e3 * budget * options.share));
 }

@@ -126,7 +126,7 @@ OffloadConfig random_offload(std::mt19937& random);
 /// Another layout for the same model.
 Layout random_layout(const TransformerConfig& config, std::mt19937& random, int64_t ranks);
 
-/// Random cases within a time budget. All tests of a program share TERATRON_RANDOM_SECONDS (120; 300 in the
+/// Random cases within a time budget. All tests of a program share TERATRON_RANDOM_SECONDS (60; 300 in the
 /// long tests). TERATRON_RANDOM_SEED repeats a run from the seed of a failed case.
 class RandomCases {
  public:

@@ -225,7 +225,7 @@ def test_a_nan_of_an_expert_is_named_with_layer_and_expert(hf_folder, tmp_path, 
 
 
 def test_a_folder_beside_the_pattern_of_its_layers(hf_folder):
-    """The folder writes it as a list; another spelling is no contradiction."""
+    """The folder writes it as a list; another spelling does not contradict it."""
     command = ["pretrain", "gpt", *RUN, *QWEN, "--hf", hf_folder, "--train-iters", "1"]
     same = [losses(teratron(*command, "--moe-layer-freq", pattern).stdout) for pattern in ("[0,1,1,1]", "[0] + [1]*3")]
     assert same[0] == same[1] and len(same[0]) == 1

@@ -11,6 +11,7 @@
 namespace {
 
 [[noreturn]] void call_without_driver() {
+  // lint: allow(output): before main there is no log
   std::fputs(
       "teratron: internal error: a function of CUDA was called on a machine without an NVIDIA driver\n",
       stderr);
@@ -38,8 +39,8 @@ namespace {
 #include "teratron/kernels/common/cuda_imports.def"
 #undef TERATRON_CUDA_IMPORT
 
-// c10::cuda::CUDACachingAllocator::allocator, the one variable of the libraries that inline functions of their
-// headers read: a copy, which never changes.
+// c10::cuda::CUDACachingAllocator::allocator, the one variable of the libraries that inline functions of
+// their headers read: a copy, which never changes.
 #define TERATRON_ALLOCATOR "_ZN3c104cuda20CUDACachingAllocator9allocatorE"
 asm(".pushsection .bss\n.balign 8\n.globl " TERATRON_ALLOCATOR "\n.hidden " TERATRON_ALLOCATOR
     "\n.type " TERATRON_ALLOCATOR ", %object\n" TERATRON_ALLOCATOR ": .zero 8\n.size " TERATRON_ALLOCATOR
@@ -67,6 +68,7 @@ constexpr const char* libraries[] = {"libc10_cuda.so", "libtorch_cuda.so", "libc
 
 void check(const void* found) {
   if (found) return;
+  // lint: allow(output): before main there is no log
   std::fprintf(stderr,
                "teratron: this machine has an NVIDIA driver, but a library of torch 2.11 cannot be used: %s\n"
                "Install torch 2.11 for CUDA 13 again.\n",

@@ -1,5 +1,5 @@
-// libtorch_cuda, cuBLASLt, NCCL and cuDNN are loaded where there is an NVIDIA driver, and only there: on other
-// machines they would take more than half of the start-up time of every command.
+// libtorch_cuda, cuBLASLt, NCCL and cuDNN are loaded where there is an NVIDIA driver, and only there: on
+// other machines they would take more than half of the start-up time of every command.
 #pragma once
 
 namespace teratron {

@@ -1,5 +1,5 @@
-// Losses of layers with experts that do not depend on which ranks a part of the global batch is on, but on the
-// part: the micro-batches that run at the same time, against one rank with a micro-batch of all of them.
+// Losses of layers with experts that do not depend on which ranks a part of the global batch is on, but on
+// the part: the micro-batches that run at the same time, against one rank with a micro-batch of all of them.
 #include <gtest/gtest.h>
 
 #include "teratron/models/gpt/gpt_family.h"
@@ -25,7 +25,7 @@ GPTConfig losses_config() {
   return config;
 }
 
-// As training does: the samples of the replicas' first micro-batches come first, then those of the second ones.
+// As training does: the samples of the replicas' first micro-batches come first, then those of the second.
 TestModel trained_in_order(const GPTConfig& config, const Layout& layout) {
   const ModelPlan plan = gpt_plan(config, {});
   const auto batch = [replicas = layout.dp, vocabulary = plan.vocabulary](int64_t step, FlatRange samples) {
