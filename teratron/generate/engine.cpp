@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "teratron/base/fault_point.h"
 #include "teratron/base/log.h"
 #include "teratron/generate/engine_memory.h"
 #include "teratron/generate/engine_state.h"
@@ -192,6 +193,7 @@ Engine::Plan Engine::plan_step() {
 bool Engine::step() {
   admit();
   if (active_.empty()) return false;
+  fault_point("generate.step");
   Plan plan = plan_step();
   plan.step.continues = continues(plan);
   apply(plan, runner_->run(plan.step));

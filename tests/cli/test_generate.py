@@ -204,6 +204,21 @@ def test_input_without_output(checkpoint, tmp_path):
     message(teratron("generate", "--load", checkpoint, "--input", tmp_path / "none", "--output", tmp_path / "out", code=3), "none")
 
 
+def test_a_file_of_prompts(checkpoint, tmp_path):
+    """A line is a prompt, also the last one and one with Megatron-LM's word "stop"."""
+    prompts, flags = tmp_path / "prompts.txt", ["--load", checkpoint, "--device", "cpu", "--max-new-tokens", "3", "--seed", "5"]
+    prompts.write_text("1 2 3\n\n7\n4 5")
+    printed = teratron("generate", *flags, "--sample-input-file", prompts).stdout
+    texts = (tmp_path / "prompts.txt.out").read_text()
+    first, second, third = texts.split("\n\n")[:3]
+    assert first.startswith("1 2 3") and second.startswith("7") and third.startswith("4 5") and all(len(t.split()) > 3 for t in (first,))
+    assert first in printed and third in printed
+    teratron("generate", *flags, "--sample-input-file", prompts, "--sample-output-file", tmp_path / "named")
+    assert (tmp_path / "named").read_text() == texts
+    alone = teratron("generate", *flags, "--prompt", "1 2 3").stdout
+    assert first in alone and len(list(tmp_path.iterdir())) == 3
+
+
 def test_a_session_in_a_terminal(checkpoint):
     session = TerminalSession("generate", "--load", checkpoint, "--device", "cpu", "--greedy", "--max-new-tokens", "3")
     session.read("> ")

@@ -15,6 +15,7 @@ from server import BINARY, POSITIONS, ROOT, documented, make_model, needs_binary
 
 pytestmark = needs_binary
 
+SLOW = {"TERATRON_FAULT": "generate.step:delay=3"}  # an answer lasts while a test looks at other ones
 LONG = {"prompt": "The", "max_tokens": POSITIONS - 8, "ignore_eos": True}
 
 
@@ -123,7 +124,7 @@ def test_api_key(run):
 
 
 def test_full_queue_and_large_bodies(run):
-    with serving(run, "--max-queued-requests", "2", "--inference-max-requests", "1", "--max-body-bytes", "4096") as server:
+    with serving(run, "--max-queued-requests", "2", "--inference-max-requests", "1", "--max-body-bytes", "4096", **SLOW) as server:
         open_streams = [begin_stream(server)]
         waiting = [server.send("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1}) for _ in range(2)]
         wait_for(lambda: server.metric("teratron_requests_waiting") == 2, "two requests in the queue")
@@ -136,7 +137,7 @@ def test_full_queue_and_large_bodies(run):
 
 
 def test_a_client_that_leaves_frees_its_place(run):
-    with serving(run, "--inference-max-requests", "1") as server:
+    with serving(run, "--inference-max-requests", "1", **SLOW) as server:
         connection, response = begin_stream(server)
         quiet = server.send("POST", "/v1/completions", LONG)  # waits for its whole answer
         wait_for(lambda: server.metric("teratron_requests_waiting") == 1, "the second request")
@@ -159,7 +160,7 @@ def test_answers_have_a_time_limit(run):
 
 
 def test_sigterm_lets_answers_end(run):
-    with serving(run) as server:
+    with serving(run, **SLOW) as server:
         _, response = begin_stream(server, max_tokens=1500)
         server.process.send_signal(signal.SIGTERM)
         wait_for(lambda: server.ask("GET", "/health").status == 503, "a server that drains")
@@ -173,7 +174,7 @@ def test_sigterm_lets_answers_end(run):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_second_sigterm_ends_at_once(run, tmp_path, ranks):
     launch = ["launch", "--nproc-per-node", ranks, "--log-dir", tmp_path / "logs", "--"] if ranks > 1 else []
-    with serving(run, "--tp", ranks, launch=launch) as server:
+    with serving(run, "--tp", ranks, launch=launch, **SLOW) as server:
         kept = begin_stream(server)
         server.process.send_signal(signal.SIGTERM)
         wait_for(lambda: server.ask("GET", "/health").status == 503, "a server that drains")
@@ -271,7 +272,7 @@ def ranks_of(server):
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_rank_that_dies_ends_the_server_with_its_name(run, tmp_path, busy):
     launch = ["launch", "--nproc-per-node", "2", "--log-dir", tmp_path / "logs", "--"]
-    with serving(run, "--tp", "2", launch=launch) as server:
+    with serving(run, "--tp", "2", launch=launch, **SLOW) as server:
         kept = begin_stream(server) if busy else None
         victims = ranks_of(server)
         assert len(victims) == 2

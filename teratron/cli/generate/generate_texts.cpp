@@ -35,11 +35,17 @@ std::vector<std::string> read_prompts(const Arguments& args, int64_t ranks) {
   return lines_of(file, *args.sample_input_file);
 }
 
+// As in Megatron-LM, the texts of FILE are also written to FILE.out.
+std::optional<std::string> output_file(const Arguments& args) {
+  if (args.sample_output_file || !args.sample_input_file) return args.sample_output_file;
+  return *args.sample_input_file + ".out";
+}
+
 // Writes texts to stdout, a file and the metrics of a run.
 class TextWriter {
  public:
   explicit TextWriter(const Arguments& args) {
-    if (args.sample_output_file) file_.emplace(*args.sample_output_file, ExitCode::config);
+    if (const auto path = output_file(args)) file_.emplace(*path, ExitCode::config);
     if (args.run_dir)
       metrics_logger_.add_async("metrics.jsonl", jsonl_writer(*args.run_dir + "/metrics.jsonl"));
   }
