@@ -5,6 +5,8 @@
 
 #include <ATen/ATen.h>
 
+#include "teratron/comm/forwarding_communicator.h"
+
 namespace teratron {
 namespace {
 
@@ -12,26 +14,24 @@ void fill_nan(const at::Tensor& tensor) {
   if (tensor.is_floating_point()) tensor.fill_(std::numeric_limits<double>::quiet_NaN());
 }
 
-class DeferredCommunicator final : public Communicator {
+class DeferredCommunicator final : public ForwardingCommunicator {
  public:
-  explicit DeferredCommunicator(std::shared_ptr<Communicator> inner) : inner_(std::move(inner)) {}
-  int64_t rank() const override { return inner_->rank(); }
-  int64_t size() const override { return inner_->size(); }
+  using ForwardingCommunicator::ForwardingCommunicator;
 
   Work all_reduce(at::Tensor tensor, ReduceOp op) override {
-    return in_place(tensor, [=, inner = inner_] { inner->all_reduce(tensor, op).wait(); });
+    return in_place(tensor, [=, inner = inner()] { inner->all_reduce(tensor, op).wait(); });
   }
   Work broadcast(at::Tensor tensor, int64_t root) override {
-    return in_place(tensor, [=, inner = inner_] { inner->broadcast(tensor, root).wait(); });
+    return in_place(tensor, [=, inner = inner()] { inner->broadcast(tensor, root).wait(); });
   }
   Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
-    return out_of_place(output, input, [=, inner = inner_](const at::Tensor& saved) {
+    return out_of_place(output, input, [=, inner = inner()](const at::Tensor& saved) {
       inner->reduce_scatter(output, saved, op).wait();
     });
   }
   Work all_gather(at::Tensor output, at::Tensor input) override {
     const at::Tensor own = input.clone();
-    Work work = out_of_place(output, input, [=, inner = inner_](const at::Tensor& saved) {
+    Work work = out_of_place(output, input, [=, inner = inner()](const at::Tensor& saved) {
       inner->all_gather(output, saved).wait();
     });
     const at::NoGradGuard no_grad;
@@ -40,7 +40,7 @@ class DeferredCommunicator final : public Communicator {
     return work;
   }
   Work all_to_all(at::Tensor output, at::Tensor input) override {
-    return out_of_place(output, input, [=, inner = inner_](const at::Tensor& saved) {
+    return out_of_place(output, input, [=, inner = inner()](const at::Tensor& saved) {
       inner->all_to_all(output, saved).wait();
     });
   }
@@ -49,26 +49,19 @@ class DeferredCommunicator final : public Communicator {
     std::vector<P2POp> received;
     for (P2POp& op : ops) {
       if (op.send) {
-        inner_->batch_isend_irecv({op}).wait();
+        inner()->batch_isend_irecv({op}).wait();
       } else {
         fill_nan(op.tensor);
         received.push_back(std::move(op));
       }
     }
-    return Work([received, inner = inner_] { inner->batch_isend_irecv(received).wait(); });
+    return Work([received, inner = inner()] { inner->batch_isend_irecv(received).wait(); });
   }
 
-  void send_bytes(int64_t to, const std::string& bytes) override { inner_->send_bytes(to, bytes); }
-  std::string receive_bytes(int64_t from) override { return inner_->receive_bytes(from); }
-  std::vector<std::string> all_gather_bytes(const std::string& bytes) override {
-    return inner_->all_gather_bytes(bytes);
+  Work reduce_scatter_pipelined(at::Tensor output, at::Tensor input, ReduceOp op,
+                                const ProduceParts& produce) override {
+    return Communicator::reduce_scatter_pipelined(output, input, op, produce);  // by reduce_scatter()
   }
-  std::vector<std::string> gather_bytes(const std::string& bytes) override {
-    return inner_->gather_bytes(bytes);
-  }
-  std::string broadcast_bytes(const std::string& bytes) override { return inner_->broadcast_bytes(bytes); }
-  void barrier() override { inner_->barrier(); }
-  void abort(const std::string& reason) override { inner_->abort(reason); }
 
  private:
   static Work in_place(const at::Tensor& tensor, std::function<void()> run) {
@@ -90,8 +83,6 @@ class DeferredCommunicator final : public Communicator {
     fill_nan(output);
     return Work([saved, run = std::move(run)] { run(saved); });
   }
-
-  std::shared_ptr<Communicator> inner_;
 };
 
 }  // namespace

@@ -12,7 +12,18 @@
 namespace teratron {
 namespace {
 
-using Loop = SmallRun;
+class Loop : public SmallRun {
+ protected:
+  /// Trains once as a whole in the folder "whole", and in two parts in "halves".
+  void expect_halves_train_as_the_whole(const std::vector<std::string>& options) {
+    std::vector<std::string> first = options;
+    first.insert(first.end(), {"--exit-interval", "10"});
+    EXPECT_EQ(train(flags("whole", options)), ExitCode::ok);
+    EXPECT_EQ(train(flags("halves", first)), ExitCode::ok);
+    EXPECT_EQ(train(flags("halves", options)), ExitCode::ok);
+    EXPECT_EQ(tensors("halves", 20), tensors("whole", 20));
+  }
+};
 
 TEST_F(Loop, PrintsMegatronsLines) {
   expect_in_order(
@@ -178,12 +189,7 @@ TEST_F(Loop, WarnsOnceOfADamagedCheckpoint) {
 
 TEST_F(Loop, SgdTrainsAndResumes) {
   const std::vector<std::string> sgd = {"--optimizer", "sgd", "--sgd-momentum", "0.8", "--lr", "0.1"};
-  std::vector<std::string> first = sgd;
-  first.insert(first.end(), {"--exit-interval", "10"});
-  EXPECT_EQ(train(flags("whole", sgd)), ExitCode::ok);
-  EXPECT_EQ(train(flags("halves", first)), ExitCode::ok);
-  EXPECT_EQ(train(flags("halves", sgd)), ExitCode::ok);
-  EXPECT_EQ(tensors("halves", 20), tensors("whole", 20));
+  expect_halves_train_as_the_whole(sgd);
   EXPECT_LT(log("whole").steps.back().losses[0].second, log("whole").steps[0].losses[0].second);
   try {
     train(flags("halves", {"--train-iters", "30", "--override-opt_param-scheduler"}));
@@ -196,12 +202,7 @@ TEST_F(Loop, SgdTrainsAndResumes) {
 
 TEST_F(Loop, SgdWithoutMomentumResumesWithoutState) {
   const std::vector<std::string> sgd = {"--optimizer", "sgd", "--sgd-momentum", "0", "--lr", "0.1"};
-  std::vector<std::string> first = sgd;
-  first.insert(first.end(), {"--exit-interval", "10"});
-  EXPECT_EQ(train(flags("whole", sgd)), ExitCode::ok);
-  EXPECT_EQ(train(flags("halves", first)), ExitCode::ok);
-  EXPECT_EQ(train(flags("halves", sgd)), ExitCode::ok);
-  EXPECT_EQ(tensors("halves", 20), tensors("whole", 20));
+  expect_halves_train_as_the_whole(sgd);
   EXPECT_THROW(train(flags("halves", {"--optimizer", "sgd", "--train-iters", "30"})), UserError)
       << "there is no momentum to go on with";
 }

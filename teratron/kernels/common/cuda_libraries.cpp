@@ -11,7 +11,7 @@
 namespace {
 
 [[noreturn]] void call_without_driver() {
-  // lint: allow(output): before main there is no log
+  // lint: allow(output): a bug, whose caller may hold the log
   std::fputs(
       "teratron: internal error: a function of CUDA was called on a machine without an NVIDIA driver\n",
       stderr);

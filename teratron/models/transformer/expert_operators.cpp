@@ -9,10 +9,6 @@ namespace {
 
 constexpr double index_bytes = 8.0;
 
-double as_real(int64_t n) {
-  return static_cast<double>(n);
-}
-
 // One layer on a rank; [T] its tokens, [G] those whose choices its experts' rows are sorted from, [R] rows.
 class ExpertBytes {
  public:

@@ -13,10 +13,6 @@ namespace {
 // Casting an output gradient writes it twice in FP8, as it is and transposed.
 constexpr double cast_bytes = 2.0;
 
-double number(int64_t n) {
-  return static_cast<double>(n);
-}
-
 class LayerOperators {
  public:
   LayerOperators(std::string prefix, const TransformerConfig& config, const RankBatch& batch, int64_t layer)
@@ -27,10 +23,10 @@ class LayerOperators {
         layer_(layer),
         fp8_(batch.fp8 && layer >= config.bf16_layers_at_start &&
              layer < config.layers - config.bf16_layers_at_end),
-        heads_(number(config.heads) / sizes_.shards),
-        groups_(number(config.query_groups) / sizes_.shards),
-        q_(sizes_.tokens * heads_ * number(config.kv_channels) * sizes_.element),
-        kv_(sizes_.tokens * groups_ * number(config.kv_channels) * sizes_.element) {}
+        heads_(as_real(config.heads) / sizes_.shards),
+        groups_(as_real(config.query_groups) / sizes_.shards),
+        q_(sizes_.tokens * heads_ * as_real(config.kv_channels) * sizes_.element),
+        kv_(sizes_.tokens * groups_ * as_real(config.kv_channels) * sizes_.element) {}
 
   std::vector<Operator> all() const {
     std::vector<Operator> operators = with_dense_mlp();
@@ -77,10 +73,10 @@ class LayerOperators {
     return batch_.segmented && batch_.batch.samples > 1 ? Backend::copied : Backend::fused;
   }
 
-  double gemm_in() const { return number(config_.hidden); }
+  double gemm_in() const { return as_real(config_.hidden); }
   double cast(double bytes) const { return fp8_ ? cast_bytes * bytes / sizes_.element : 0.0; }
   double gathered(double bytes) const { return sizes_.gathers ? bytes : 0.0; }
-  double whole_hidden() const { return sizes_.tokens * number(config_.hidden) * sizes_.element; }
+  double whole_hidden() const { return sizes_.tokens * as_real(config_.hidden) * sizes_.element; }
   double qkv_bytes() const { return q_ + 2.0 * kv_; }
   // Whether queries, keys and values are views of their projection.
   bool is_view() const {
@@ -98,7 +94,7 @@ class LayerOperators {
   double scores() const { return sizes_.samples * heads_ * sizes_.queries * sizes_.keys * sizes_.element; }
 
   Operator qkv() const {
-    const double width = (heads_ + 2.0 * groups_) * number(config_.kv_channels);
+    const double width = (heads_ + 2.0 * groups_) * as_real(config_.kv_channels);
     Operator op = gemm_operator(prefix_ + ".self_attention.linear_qkv", sizes_, gemm_in(), width);
     op.fp8 = fp8_;
     op.saved = sizes_.column_input(gemm_in(), fp8_);
@@ -134,8 +130,8 @@ class LayerOperators {
   Operator core_attention() const {
     Operator op{.name = prefix_ + ".self_attention.core_attention", .kind = Operator::Kind::attention};
     const double squares = batch_.batch.squared_lengths.value_or(sizes_.samples * sizes_.keys * sizes_.keys) /
-                           number(batch_.context_parallel);
-    op.flops = 4.0 * heads_ * number(config_.kv_channels) * squares;
+                           as_real(batch_.context_parallel);
+    op.flops = 4.0 * heads_ * as_real(config_.kv_channels) * squares;
     op.masked_flops = config_.mask == Mask::causal ? op.flops / 2.0 : 0.0;
     op.bytes = qkv_bytes() + q_;
     const double gradients = sizes_.residual_stream + q_ + qkv_bytes() + repeated();
@@ -162,7 +158,7 @@ class LayerOperators {
   // What context parallelism holds besides: blocks of keys and values, or all of them; queries and outputs of
   // blocks, or of a part of the heads.
   void add_context_parallel(Operator& op) const {
-    const double ranks = number(batch_.context_parallel), blocks = std::min(ranks, 3.0);
+    const double ranks = as_real(batch_.context_parallel), blocks = std::min(ranks, 3.0);
     const double wide = qkv_bytes() / sizes_.element * 4.0;  // sums of gradients
     const auto comm = config_.context_parallel_comm.empty()
                           ? ContextParallelComm::p2p
@@ -194,7 +190,7 @@ class LayerOperators {
   }
 
   Operator projection() const {
-    const double width = heads_ * number(config_.kv_channels);
+    const double width = heads_ * as_real(config_.kv_channels);
     Operator op = gemm_operator(prefix_ + ".self_attention.linear_proj", sizes_, width, gemm_in());
     op.fp8 = fp8_;
     const bool is_saved_by_attention = !(fp8_ && sizes_.fp8_weight_gradients) &&
@@ -206,8 +202,8 @@ class LayerOperators {
   }
 
   Operator mlp() const {
-    const double ffn = number(config_.ffn_hidden) / sizes_.shards;
-    const double wide = ffn * number(parts_of(config_.activation));
+    const double ffn = as_real(config_.ffn_hidden) / sizes_.shards;
+    const double wide = ffn * as_real(parts_of(config_.activation));
     Operator op = gemm_operator(prefix_ + ".mlp", sizes_, gemm_in(), wide);
     const Operator fc2 = gemm_operator("", sizes_, ffn, gemm_in());
     op.fp8 = fp8_;

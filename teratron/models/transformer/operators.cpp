@@ -16,10 +16,6 @@ namespace {
 constexpr double row_id = 8.0;    // bytes
 constexpr double id_bytes = 8.0;  // of a token
 
-double number(int64_t n) {
-  return static_cast<double>(n);
-}
-
 // The saved input of a unit: the first norm's, unless ranks share it.
 void share_input(Operator& input, Operator& norm, const RankSizes& sizes, bool distributed) {
   input.saved = sizes.residual_stream / (distributed ? sizes.shards : 1.0);
@@ -29,7 +25,7 @@ void share_input(Operator& input, Operator& norm, const RankSizes& sizes, bool d
 }
 
 Operator dropout_rows(const std::string& prefix, const TransformerConfig& config, const RankSizes& sizes) {
-  const double heads = number(config.heads) / sizes.shards;
+  const double heads = as_real(config.heads) / sizes.shards;
   Operator op{.name = prefix + ".dropout_rows", .kind = Operator::Kind::pointwise};
   if (config.hidden_dropout > 0.0) op.saved += sizes.local_tokens * row_id;
   if (config.attention_dropout > 0.0) op.saved += sizes.tokens * heads * row_id;
@@ -79,19 +75,19 @@ void set_offload(std::span<Operator> operators, const OffloadStep& step, double 
 }  // namespace
 
 RankSizes::RankSizes(const TransformerConfig& config, const RankBatch& batch)
-    : samples(number(batch.batch.samples)),
-      queries(number(batch.batch.sequence_length) / number(batch.context_parallel)),
-      keys(number(batch.batch.sequence_length)),
+    : samples(as_real(batch.batch.samples)),
+      queries(as_real(batch.batch.sequence_length) / as_real(batch.context_parallel)),
+      keys(as_real(batch.batch.sequence_length)),
       tokens(samples * queries),
-      local_tokens(batch.sequence_parallel ? tokens / number(batch.tensor_parallel) : tokens),
-      element(number(size_of(batch.dtype))),
+      local_tokens(batch.sequence_parallel ? tokens / as_real(batch.tensor_parallel) : tokens),
+      element(as_real(size_of(batch.dtype))),
       statistic(batch.dtype == Dtype::f64 ? 8.0 : 4.0),
-      shards(number(batch.tensor_parallel)),
+      shards(as_real(batch.tensor_parallel)),
       gathers(batch.sequence_parallel && batch.tensor_parallel > 1),
       fp8_weight_gradients(batch.fp8_weight_gradients),
-      residual_stream(local_tokens * number(config.hidden) * (config.fp32_residual ? 4.0 : element)),
-      hidden(local_tokens * number(config.hidden) * element),
-      gemm_workspace(batch.gpu ? number(cuda::gemm_workspace) : 0.0) {}
+      residual_stream(local_tokens * as_real(config.hidden) * (config.fp32_residual ? 4.0 : element)),
+      hidden(local_tokens * as_real(config.hidden) * element),
+      gemm_workspace(batch.gpu ? as_real(cuda::gemm_workspace) : 0.0) {}
 
 double RankSizes::column_input(double width, bool fp8) const {
   return gathers ? local_tokens * width * element : row_input(width, fp8);

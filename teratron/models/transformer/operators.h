@@ -7,6 +7,10 @@
 
 namespace teratron {
 
+inline double as_real(int64_t n) {
+  return static_cast<double>(n);
+}
+
 /// Sizes that the operators of a rank share.
 struct RankSizes {
   RankSizes(const TransformerConfig& config, const RankBatch& batch);
