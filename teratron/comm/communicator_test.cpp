@@ -253,7 +253,7 @@ TEST(WorldsCommunicator, SubgroupsRunConcurrently) {
         at::Tensor x = to_test_device(at::full({100}, mesh.rank() + 10 * step, at::kLong));
         group.communicator->all_reduce(x, ReduceOp::sum).wait();
         int64_t expected = 0;
-        for (int64_t rank : group.ranks) expected += rank + 10 * step;
+        for (int64_t rank : group.ranks.all()) expected += rank + 10 * step;
         ASSERT_TRUE((x == expected).all().item<bool>());
       }
     }

@@ -78,9 +78,8 @@ Group of_part(const Group& group, const std::string& part) {
   if (group.size == 1) return group;
   Group named = group;
   named.communicator = std::make_shared<PartCommunicator>(
-      group.communicator, CallingPart{.name = part,
-                                      .group = describe_group(group.ranks),
-                                      .rank = group.ranks.at(static_cast<size_t>(group.rank))});
+      group.communicator,
+      CallingPart{.name = part, .group = describe_group(group.ranks.all()), .rank = group.ranks[group.rank]});
   return named;
 }
 

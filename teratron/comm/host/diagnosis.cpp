@@ -81,8 +81,8 @@ ProcessBackend::Replies ProcessBackend::query(Lock& lock, uint64_t group_id,
 
 /// The parent in the tree of the group, which is a lower rank; nullopt for its first rank.
 std::optional<int64_t> ProcessBackend::parent_in(uint64_t group_id) const {
-  const std::vector<int64_t>& members = groups_.at(group_id);
-  const auto here = std::find(members.begin(), members.end(), rank_) - members.begin();
+  const RankList& members = groups_.at(group_id);
+  const int64_t here = members.find(rank_).value();
   if (here == 0) return std::nullopt;
   return members[tree_parent(here)];
 }
@@ -157,8 +157,7 @@ std::string ProcessBackend::mismatch_elsewhere(Lock& lock, uint64_t group_id,
                                                const std::vector<int64_t>& ranks) {
   for (const auto& [other, members] : std::map(groups_)) {
     std::vector<int64_t> shared = ranks;
-    std::erase_if(shared,
-                  [&](int64_t r) { return std::find(members.begin(), members.end(), r) == members.end(); });
+    std::erase_if(shared, [&](int64_t r) { return !members.find(r); });
     if (other == group_id || shared.empty()) continue;
     const Replies replies = query(lock, other, shared, kLastCalls);
     if (std::string found = mismatch_among(lock, other, replies); !found.empty()) return found;

@@ -48,9 +48,8 @@ std::string describe_ranks(std::span<const int64_t> ranks) {
                      count > kMaxNamed ? fmt::format(" ... ({} in all)", ranks.size()) : "");
 }
 
-std::string describe_collective(const std::string& fingerprint, int64_t sequence,
-                                std::span<const int64_t> ranks) {
-  return fmt::format("{} (collective {} of {})", fingerprint, sequence, describe_group(ranks));
+std::string describe_collective(const std::string& fingerprint, int64_t sequence, const std::string& group) {
+  return fmt::format("{} (collective {} of {})", fingerprint, sequence, group);
 }
 
 std::vector<std::pair<std::string, std::vector<int64_t>>> group_by_text(std::span<const int64_t> ranks,

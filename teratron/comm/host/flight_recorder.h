@@ -28,8 +28,7 @@ std::string describe_group(std::span<const int64_t> ranks);
 /// "ranks 0, 2"; of more than 8 ranks "ranks 0-31, 40"
 std::string describe_ranks(std::span<const int64_t> ranks);
 /// "all_reduce(sum) Float [4, 2] (collective 7 of group [0 2])"
-std::string describe_collective(const std::string& fingerprint, int64_t sequence,
-                                std::span<const int64_t> ranks);
+std::string describe_collective(const std::string& fingerprint, int64_t sequence, const std::string& group);
 
 /// Groups ranks by text, in order of first appearance; texts[i] belongs to ranks[i].
 std::vector<std::pair<std::string, std::vector<int64_t>>> group_by_text(std::span<const int64_t> ranks,

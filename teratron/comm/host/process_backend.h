@@ -34,6 +34,7 @@
 #include "teratron/comm/host/flight_recorder.h"
 #include "teratron/comm/host/frame.h"
 #include "teratron/comm/host/host_traffic.h"
+#include "teratron/comm/host/rank_list.h"
 #include "teratron/comm/host/status_reply.h"
 
 namespace teratron {
@@ -121,11 +122,11 @@ class ProcessBackend final : private TransportReceiver {
   std::condition_variable changed_;
   std::map<int64_t, Peer> peers_;  // those that this rank has heard of
   std::map<Mailbox, std::deque<Frame>> mailboxes_;
-  std::map<uint64_t, FlightRecorder> recorders_;     // by group id
-  std::map<uint64_t, int64_t> groups_created_;       // by hash of the list of ranks
-  std::map<uint64_t, std::vector<int64_t>> groups_;  // by group id
-  std::vector<const WaitCondition*> waiting_;        // of threads of this rank
-  int64_t departures_ = 0;                           // ranks that have finished
+  std::map<uint64_t, FlightRecorder> recorders_;  // by group id
+  std::map<uint64_t, int64_t> groups_created_;    // by hash of the list of ranks
+  std::map<uint64_t, RankList> groups_;           // by group id
+  std::vector<const WaitCondition*> waiting_;     // of threads of this rank
+  int64_t departures_ = 0;                        // ranks that have finished
   std::optional<Fault> failure_;
   int64_t cause_ = -1;  // the rank that failed first
   bool finished_ = false;

@@ -15,11 +15,12 @@ constexpr int64_t kNoSequence = std::numeric_limits<int64_t>::max();  // of poin
 
 }  // namespace
 
-ProcessGroup::ProcessGroup(ProcessBackend& backend, std::vector<int64_t> ranks, uint64_t id)
+ProcessGroup::ProcessGroup(ProcessBackend& backend, const std::vector<int64_t>& ranks, uint64_t id)
     : backend_(backend),
-      ranks_(std::move(ranks)),
+      ranks_(ranks),
+      name_(describe_group(ranks)),
       id_(id),
-      rank_(std::find(ranks_.begin(), ranks_.end(), backend.rank()) - ranks_.begin()) {}
+      rank_(ranks_.find(backend.rank()).value()) {}
 
 int64_t ProcessGroup::record(const CollectiveFingerprint& fingerprint) {
   const std::lock_guard lock(backend_.mutex_);
@@ -29,7 +30,7 @@ int64_t ProcessGroup::record(const CollectiveFingerprint& fingerprint) {
 
 std::string ProcessGroup::diagnose_timeout(const std::string& what, std::optional<int64_t> sequence) {
   ProcessBackend::Lock lock(backend_.mutex_);
-  std::vector<int64_t> others = ranks_;
+  std::vector<int64_t> others = ranks_.all();
   std::erase(others, backend_.rank());
   return backend_.diagnose_timeout(lock, {.what = what,
                                           .group_id = id_,
@@ -40,7 +41,7 @@ std::string ProcessGroup::diagnose_timeout(const std::string& what, std::optiona
 }
 
 std::string ProcessGroup::describe(const CollectiveFingerprint& fingerprint, int64_t sequence) const {
-  return describe_collective(to_string(fingerprint), sequence, ranks_);
+  return describe_collective(to_string(fingerprint), sequence, name_);
 }
 
 void ProcessGroup::begin(const CollectiveFingerprint& fingerprint) {
@@ -56,7 +57,7 @@ void ProcessGroup::post_part(int64_t to, const std::string& text, ByteSpan part)
 }
 
 void ProcessGroup::post_parts(const std::string& text, std::span<const ByteSpan> parts) {
-  TERATRON_ASSERT(parts.size() == ranks_.size());
+  TERATRON_ASSERT(std::ssize(parts) == size());
   for (int64_t i = 0; i < size(); ++i) {
     if (i != rank_) post_part(i, text, parts[i]);
   }
@@ -69,7 +70,7 @@ std::string ProcessGroup::mismatch_with(const Frame& frame, int64_t from) const 
   const bool first = rank_ < from;
   const int64_t ranks[] = {ranks_[first ? rank_ : from], ranks_[first ? from : rank_]};
   const std::string fingerprints[] = {first ? *mine : frame.text, first ? frame.text : *mine};
-  return describe_mismatch(describe_group(ranks_), ranks, fingerprints, frame.sequence);
+  return describe_mismatch(name_, ranks, fingerprints, frame.sequence);
 }
 
 /// The next part from each of these ranks of the group.
@@ -97,7 +98,7 @@ std::vector<Frame> ProcessGroup::take_from(const std::vector<int64_t>& members) 
     }
     return found;
   };
-  backend_.wait(lock, {.what = describe_collective(fingerprint_, sequence_, ranks_),
+  backend_.wait(lock, {.what = describe_collective(fingerprint_, sequence_, name_),
                        .group_id = id_,
                        .sequence = sequence_,
                        .ready = ready,
@@ -111,7 +112,7 @@ std::vector<Frame> ProcessGroup::take_from(const std::vector<int64_t>& members) 
     std::string reason = mismatch_with(frame, members[k]);
     if (reason.empty()) {
       reason = fmt::format("malformed message: rank {} is at collective {} of {}, not {}", ranks_[members[k]],
-                           frame.sequence, describe_group(ranks_), sequence_);
+                           frame.sequence, name_, sequence_);
     }
     backend_.fail_locked(reason, ExitCode::retryable, backend_.rank());
     throw Fault(*backend_.failure_);
@@ -210,7 +211,7 @@ std::vector<ByteBuffer> ProcessGroup::all_to_all(const CollectiveFingerprint& fi
     fingerprints.push_back(std::move(frame.text));
     buffers.push_back(std::move(frame.body));
   }
-  if (const std::string mismatch = describe_mismatch(describe_group(ranks_), ranks_, fingerprints, sequence_);
+  if (const std::string mismatch = describe_mismatch(name_, ranks_.all(), fingerprints, sequence_);
       !mismatch.empty()) {
     backend_.fail(mismatch, ExitCode::retryable);
     backend_.check();
@@ -236,8 +237,7 @@ ByteBuffer ProcessGroup::receive(int64_t from, const CollectiveFingerprint& fing
   const std::string expected = to_string(fingerprint);
   ProcessBackend::Lock lock(backend_.mutex_);
   std::deque<Frame>& box = backend_.mailboxes_[{id_, Frame::Kind::point_to_point, ranks_[from]}];
-  backend_.wait(lock, {.what = fmt::format("receive {} from rank {} in {}", expected, ranks_[from],
-                                           describe_group(ranks_)),
+  backend_.wait(lock, {.what = fmt::format("receive {} from rank {} in {}", expected, ranks_[from], name_),
                        .group_id = id_,
                        .sequence = kNoSequence,
                        .ready = [&] { return !box.empty(); },

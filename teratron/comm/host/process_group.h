@@ -15,11 +15,13 @@ namespace teratron {
 /// Not thread-safe.
 class ProcessGroup {
  public:
-  ProcessGroup(ProcessBackend& backend, std::vector<int64_t> ranks, uint64_t id);
+  ProcessGroup(ProcessBackend& backend, const std::vector<int64_t>& ranks, uint64_t id);
 
   int64_t rank() const { return rank_; }
-  int64_t size() const { return static_cast<int64_t>(ranks_.size()); }
-  const std::vector<int64_t>& ranks() const { return ranks_; }
+  int64_t size() const { return ranks_.size(); }
+  const RankList& ranks() const { return ranks_; }
+  /// "group [0 2]"
+  const std::string& name() const { return name_; }
   /// All ranks call it with the same fingerprint. Sends parts[r] to rank r (of the group) and returns what
   /// each rank sent to this one (nothing at its own index). The parts may be overwritten afterwards.
   std::vector<ByteBuffer> all_to_all(const CollectiveFingerprint& fingerprint,
@@ -56,7 +58,8 @@ class ProcessGroup {
   std::string mismatch_with(const Frame& frame, int64_t from) const;
 
   ProcessBackend& backend_;
-  const std::vector<int64_t> ranks_;  // global
+  const RankList ranks_;
+  const std::string name_;
   const uint64_t id_;
   const int64_t rank_;
   int64_t sequence_ = 0;

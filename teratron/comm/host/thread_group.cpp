@@ -107,7 +107,7 @@ void ThreadGroup::arrive(Lock& lock, int64_t rank, CollectiveFingerprint fingerp
     return members;
   };
   wait(lock, {.rank = rank,
-              .what = describe_collective(to_string(member.last), sequence, ranks_),
+              .what = describe_collective(to_string(member.last), sequence, describe_group(ranks_)),
               .ready = [&] { return started_ >= sequence; },
               .missing = missing});
 }

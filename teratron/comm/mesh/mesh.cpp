@@ -1,7 +1,9 @@
 #include "teratron/comm/mesh/mesh.h"
 
-#include <algorithm>
+#include <deque>
 #include <map>
+#include <utility>
+#include <vector>
 
 #include "teratron/base/error.h"
 #include "teratron/comm/host/single_world.h"
@@ -9,48 +11,51 @@
 namespace teratron {
 namespace {
 
-Group single_rank(int64_t rank) {
-  return {.ranks = {rank}};
+/// The ranks that differ from `rank` along `axes` of the view only, as RankGrid::groups() lists them.
+std::vector<int64_t> ranks_along(AxisSet axes, const GridView& view, int64_t rank) {
+  std::vector<int64_t> ranks = {rank};
+  int64_t distance = 1;  // between neighbours along the axis
+  for (size_t i = 0; i < view.axes.size(); distance *= view.sizes[i], ++i) {
+    if (!axes.contains(view.axes[i])) continue;
+    const int64_t before = rank / distance % view.sizes[i] * distance;
+    for (int64_t& first : ranks) first -= before;
+    const size_t count = ranks.size();
+    for (int64_t step = 1; step < view.sizes[i]; ++step) {
+      for (size_t k = 0; k < count; ++k) ranks.push_back(ranks[k] + step * distance);
+    }
+  }
+  return ranks;
 }
 
 }  // namespace
 
 struct Mesh::State {
-  /// Creates the groups of one rank. Equal lists share a communicator: axes of size 1 make many of them.
+  /// Creates the groups of one rank. Equal lists are one group: axes of size 1 make many of them.
   class GroupFactory {
    public:
     explicit GroupFactory(World& world) : world_(world) {}
 
-    Group make(const std::vector<int64_t>& ranks) {
-      if (ranks.size() == 1) return single_rank(ranks[0]);
-      Group& group = groups_[ranks];
-      if (group.size == 1) {
-        group.communicator = world_.group(ranks);
-        group.ranks = ranks;
-        group.size = static_cast<int64_t>(ranks.size());
-        group.rank = std::find(ranks.begin(), ranks.end(), world_.rank()) - ranks.begin();
+    const Group& make(const std::vector<int64_t>& ranks) {
+      const RankList list = ranks;
+      for (const Group& known : groups_) {
+        if (known.ranks == list) return known;
       }
-      return group;
-    }
-
-    /// The group that contains this rank; a group of one if none does.
-    Group make_mine(const RankGroups& groups) {
-      for (const auto& ranks : groups) {
-        if (std::find(ranks.begin(), ranks.end(), world_.rank()) != ranks.end()) return make(ranks);
-      }
-      return single_rank(world_.rank());
+      Group group{.size = std::ssize(ranks), .ranks = list};
+      group.rank = group.ranks.find(world_.rank()).value();
+      if (group.size > 1) group.communicator = world_.group(ranks);
+      return groups_.emplace_back(std::move(group));
     }
 
    private:
     World& world_;
-    std::map<std::vector<int64_t>, Group> groups_;
+    std::deque<Group> groups_;
   };
 
   RankGrid grid;
   int64_t rank = 0;
   mutable GroupFactory factory;
-  std::map<AxisSet, Group> groups;
-  Group world;
+  std::map<AxisSet, const Group*> groups;
+  const Group* world = nullptr;
   PipelineLinks links;
 
   State(const MeshOptions& options, World& world)
@@ -59,21 +64,18 @@ struct Mesh::State {
   /// Creates the group of every subset of the axes of one view.
   void add_view(const GridView& view) {
     for (unsigned choice = 0; choice < 1U << view.axes.size(); ++choice) {
-      std::vector<Axis> axes;
-      AxisSet set;
+      AxisSet axes;
       for (size_t i = 0; i < view.axes.size(); ++i) {
-        if ((choice >> i & 1U) == 0) continue;
-        axes.push_back(view.axes[i]);
-        set = set | view.axes[i];
+        if ((choice >> i & 1U) != 0) axes = axes | view.axes[i];
       }
-      if (!groups.contains(set)) groups[set] = factory.make_mine(grid.groups(axes));
+      if (!groups.contains(axes)) groups[axes] = &factory.make(ranks_along(axes, view, rank));
     }
   }
 
   // Same order on every rank, so that none waits for a link that its peer creates later.
   void add_links(World& world) {
-    const std::vector<int64_t> ring = groups.at(Axis::pp).ranks;
-    for (size_t i = 0; ring.size() > 1 && i < ring.size(); ++i) {
+    const RankList& ring = groups.at(Axis::pp)->ranks;
+    for (int64_t i = 0; ring.size() > 1 && i < ring.size(); ++i) {
       const int64_t previous = ring[i];
       const int64_t next = ring[(i + 1) % ring.size()];
       if (rank != previous && rank != next) continue;
@@ -101,7 +103,7 @@ Mesh::Mesh(const MeshOptions& options, World& world) {
   auto state = std::make_shared<State>(options, world);
   std::vector<int64_t> all(world.size());
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
-  state->world = state->factory.make(all);
+  state->world = &state->factory.make(all);
   state->add_view(state->grid.dense);
   state->add_view(state->grid.expert);
   state->add_links(world);
@@ -121,16 +123,16 @@ const Group& Mesh::group(AxisSet axes) const {
   const auto it = state_->groups.find(axes);
   TERATRON_ASSERT(it != state_->groups.end(), "{} mixes axes of the dense and the expert view",
                   to_string(axes));
-  return it->second;
+  return *it->second;
 }
 
 const Group& Mesh::world() const {
-  return state_->world;
+  return *state_->world;
 }
 
 Group Mesh::stage_group(const std::vector<int64_t>& stages) const {
   std::vector<int64_t> ranks;
-  for (const int64_t stage : stages) ranks.push_back(group(Axis::pp).ranks.at(stage));
+  for (const int64_t stage : stages) ranks.push_back(group(Axis::pp).ranks[stage]);
   return state_->factory.make(ranks);
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "teratron/comm/communicator.h"
+#include "teratron/comm/host/rank_list.h"
 #include "teratron/comm/mesh/rank_grid.h"
 
 namespace teratron {
@@ -17,7 +18,7 @@ namespace teratron {
 struct Group {
   int64_t rank = 0;
   int64_t size = 1;
-  std::vector<int64_t> ranks = {0};  // global
+  RankList ranks = {0};  // global
   std::shared_ptr<Communicator> communicator = self_communicator();
 };
 

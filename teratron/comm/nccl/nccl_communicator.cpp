@@ -128,7 +128,7 @@ SymmetricMemory* NcclCommunicator::symmetric_memory() {
       notice(
           "{} have no NCCL symmetric memory (several hosts, or NCCL_WIN_ENABLE=0): their collectives do not "
           "overlap GEMMs",
-          describe_ranks(group_->ranks()));
+          describe_ranks(group_->ranks().all()));
     }
   }
   return symmetric_memory_->available() ? &*symmetric_memory_ : nullptr;
@@ -317,7 +317,7 @@ void NcclCommunicator::abort(const std::string& reason) {
 
 std::string NcclCommunicator::describe(const PendingWork& work) const {
   if (work.sequence) return group_->describe(work.fingerprint, *work.sequence);
-  return fmt::format("{} in {}", to_string(work.fingerprint), describe_group(group_->ranks()));
+  return fmt::format("{} in {}", to_string(work.fingerprint), group_->name());
 }
 
 std::optional<NcclCommunicator::PendingWork> NcclCommunicator::oldest() {
