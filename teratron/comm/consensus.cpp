@@ -111,6 +111,20 @@ std::string first_nonempty(HostGroup& group, const std::string& text) {
   return group.broadcast_bytes(found);
 }
 
+std::string merge_bytes(HostGroup& group, const std::string& bytes, const MergeBytes& merge) {
+  return group.broadcast_bytes(merge_up_tree(group, bytes, merge));
+}
+
+std::set<std::string> union_of(HostGroup& group, const std::set<std::string>& words) {
+  const auto parse = [](const std::string& text) { return json::parse(text).get<std::set<std::string>>(); };
+  const auto merge = [&](const std::string& lower, const std::string& higher) {
+    std::set<std::string> all = parse(lower);
+    all.merge(parse(higher));
+    return json(all).dump();
+  };
+  return parse(merge_bytes(group, json(words).dump(), merge));
+}
+
 std::vector<std::string> compare_records(HostGroup& group, const Record& record) {
   const std::vector<uint8_t> cbor = json::to_cbor(json(record));  // values may contain any bytes
   const std::string bytes(cbor.begin(), cbor.end());

@@ -2,11 +2,12 @@
 // ranks.
 #pragma once
 
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "teratron/comm/host/host_group.h"
+#include "teratron/comm/host/tree.h"
 
 namespace teratron {
 
@@ -17,6 +18,11 @@ bool all_true(HostGroup& group, bool value);
 double all_reduce_min(HostGroup& group, double value);
 /// The text of the first rank whose text is not empty.
 std::string first_nonempty(HostGroup& group, const std::string& text);
+
+/// The bytes of all ranks, merged in rank order on the way to rank 0 (merge_up_tree).
+std::string merge_bytes(HostGroup& group, const std::string& bytes, const MergeBytes& merge);
+/// The words of all ranks.
+std::set<std::string> union_of(HostGroup& group, const std::set<std::string>& words);
 
 /// Names and values, e.g. settings.
 using Record = std::vector<std::pair<std::string, std::string>>;

@@ -23,6 +23,20 @@ TEST(Consensus, ReducesSmallValues) {
   });
 }
 
+TEST(Consensus, MergesInTheOrderOfRanks) {
+  run_ranks(11, [&](World& world) {
+    std::vector<int64_t> all;
+    for (int64_t r = 0; r < 11; ++r) all.push_back(r);
+    const auto group = world.group(all);
+    const auto join = [](const std::string& lower, const std::string& higher) { return lower + higher; };
+    EXPECT_EQ(merge_bytes(*group, std::string(1, static_cast<char>('a' + group->rank())), join),
+              "abcdefghijk");
+    EXPECT_EQ(union_of(*group, {std::to_string(group->rank() % 3)}), (std::set<std::string>{"0", "1", "2"}));
+  });
+  SingleHostGroup alone;
+  EXPECT_EQ(union_of(alone, {"\"a\n"}), std::set<std::string>{"\"a\n"});
+}
+
 TEST(Consensus, NamesTheRanksOfDifferentValues) {
   on_three_ranks([](HostGroup& group) {
     const int64_t rank = group.rank();

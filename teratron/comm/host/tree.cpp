@@ -62,6 +62,14 @@ std::vector<std::string> unpack_gathered(const std::string& packed, int64_t size
                           packed.size(), parts.size(), size));
 }
 
+std::string merge_up_tree(BytePeers& peers, const std::string& bytes, const MergeBytes& merge) {
+  std::string merged = bytes;
+  for (const int64_t child : tree_children(peers.rank(), peers.size()))
+    merged = merge(merged, peers.receive_bytes(child));
+  if (peers.rank() > 0) peers.send_bytes(tree_parent(peers.rank()), merged);
+  return merged;
+}
+
 std::string broadcast_down_tree(BytePeers& peers, const std::string& bytes) {
   const std::string all = peers.rank() == 0 ? bytes : peers.receive_bytes(tree_parent(peers.rank()));
   const std::vector<int64_t> children = tree_children(peers.rank(), peers.size());

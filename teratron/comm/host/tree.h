@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,12 @@ std::string gather_up_tree(BytePeers& peers, const std::string& bytes);
 /// The parts of what gather_up_tree() returned on rank 0. Throws Fault if there are not `size` of them.
 std::vector<std::string> unpack_gathered(const std::string& packed, int64_t size);
 std::string pack_bytes(const std::vector<std::string>& parts);
+
+/// The bytes of some ranks as one: those of `lower` ranks and those of the next ones.
+using MergeBytes = std::function<std::string(const std::string& lower, const std::string& higher)>;
+/// The bytes of this rank and of all below it, merged in rank order; sent to the parent too. What ranks hold
+/// does not grow with their number if what is merged does not.
+std::string merge_up_tree(BytePeers& peers, const std::string& bytes, const MergeBytes& merge);
 
 /// Rank 0's bytes.
 std::string broadcast_down_tree(BytePeers& peers, const std::string& bytes);
