@@ -13,8 +13,17 @@ namespace teratron {
 
 namespace {
 
-int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
+/// In the order of the buffer.
+std::vector<BucketItem> items_of(const std::vector<ParamAndGradBuffer::Entry>& entries) {
+  std::vector<BucketItem> items;
+  for (const ParamAndGradBuffer::Entry& entry : entries)
+    items.push_back({entry.parameter->name, entry.parameter->tensor.numel(), entry.tied.size > 1});
+  return items;
+}
+
+// Slices of a bucket consist of whole optimizer blocks.
+BucketRules rules_of(const ParamAndGradBuffer::Options& options, int64_t replicas) {
+  return {.bucket_size = options.bucket_size, .block = optimizer_block, .ranks = replicas};
 }
 
 }  // namespace
@@ -33,38 +42,25 @@ ParamAndGradBuffer::ParamAndGradBuffer(std::vector<Entry> entries, const Replica
 }
 
 void ParamAndGradBuffer::assign_ranges() {
-  int64_t end = 0;
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    Entry& entry = entries_[i];
-    const bool tied = entry.tied.size > 1;
-    if (tied) close_bucket(i);
-    const int64_t bucket_begin = buckets_.empty() ? 0 : buckets_.back().range.end;
-    const int64_t begin = round_up(std::max(end, bucket_begin), optimizer_block);
-    end = begin + entry.parameter->tensor.numel();
-    entry.range = {begin, end};
-    if (tied || end - bucket_begin >= options_.bucket_size) close_bucket(i + 1);
+  const std::vector<BucketItem> items = items_of(entries_);
+  const BucketLayout layout = lay_out(items, rules_of(options_, replicas_.group.size));
+  for (size_t i = 0; i < entries_.size(); ++i)
+    entries_[i].range = {layout.begins[i], layout.begins[i] + items[i].elements};
+  for (const BucketLayout::Bucket& bucket : layout.buckets) {
+    const FlatRange range{bucket.begin, bucket.begin + bucket.elements};
+    bucket_of_entry_.resize(bucket.end, buckets_.size());
+    buckets_.push_back({.range = range,
+                        .group = of_part(replicas_.group, bucket.name),
+                        .parameters = bucket.end - bucket.first});
+    owned_.push_back(options_.sharded ? slice(range) : range);
   }
-  close_bucket(entries_.size());
 }
 
-// The entries since the last bucket, up to `end`, form the next one.
-void ParamAndGradBuffer::close_bucket(size_t end) {
-  const size_t first = bucket_of_entry_.size();
-  if (first == end) return;
-  const int64_t begin = buckets_.empty() ? 0 : buckets_.back().range.end;
-  // Slices of a bucket consist of whole optimizer blocks.
-  const int64_t length =
-      round_up(entries_[end - 1].range.end - begin, optimizer_block * replicas_.group.size);
-  const FlatRange range{begin, begin + length};
-  bucket_of_entry_.resize(end, buckets_.size());
-  const std::string part = fmt::format("bucket {} ({})", buckets_.size(), names_between(first, end));
-  buckets_.push_back({.range = range, .group = of_part(replicas_.group, part), .parameters = end - first});
-  owned_.push_back(options_.sharded ? slice(range) : range);
-}
-
-std::string ParamAndGradBuffer::names_between(size_t first, size_t end) const {
-  const std::string& last = entries_[first].parameter->name;  // entries are in reverse order
-  return first + 1 == end ? last : fmt::format("{} to {}", entries_[end - 1].parameter->name, last);
+std::vector<std::string> ParamAndGradBuffer::describe_buckets(const std::vector<Entry>& entries,
+                                                              int64_t replicas, const Options& options) {
+  std::vector<BucketItem> items = items_of(entries);
+  std::reverse(items.begin(), items.end());
+  return teratron::describe_buckets(items, lay_out(items, rules_of(options, replicas)));
 }
 
 void ParamAndGradBuffer::allocate(const at::TensorOptions& storage) {

@@ -20,6 +20,7 @@
 
 #include "teratron/comm/mesh/mesh.h"
 #include "teratron/nn/parameter.h"
+#include "teratron/optim/bucket_layout.h"
 
 namespace teratron {
 
@@ -65,6 +66,10 @@ class ParamAndGradBuffer {
   ParamAndGradBuffer(const ParamAndGradBuffer&) = delete;
   ParamAndGradBuffer& operator=(const ParamAndGradBuffer&) = delete;
 
+  /// The buckets of such a buffer as describe_buckets() does: equal on all ranks of the replicas.
+  static std::vector<std::string> describe_buckets(const std::vector<Entry>& entries, int64_t replicas,
+                                                   const Options& options);
+
   /// Before the first backward of a step. Gradients are only marked stale; the buffer's contents are
   /// undefined until finish_grad_sync().
   void zero_grad();
@@ -103,8 +108,6 @@ class ParamAndGradBuffer {
     Work gather;
   };
   void assign_ranges();
-  void close_bucket(size_t end);
-  std::string names_between(size_t first, size_t end) const;
   void allocate(const at::TensorOptions& storage);
   void on_grad_ready(size_t entry);
   void start_reduction(Bucket& bucket);
@@ -127,10 +130,13 @@ class ParamAndGradBuffer {
 
 /// Buffers of all parameters of a rank that are trained, one per dtype and set of replicas. Their buckets are
 /// reduced in one order, the same on all ranks, even if some of them use different parameters.
+///
+/// Ranks find out who holds what in log2(n) rounds, without any rank that knows all (tensor_holders.h).
 class ParamAndGradBuffers {
  public:
   /// `chunks`: number of parameters per pipeline chunk, in order; empty: one chunk. Collective over the mesh.
-  /// UserError(config) if no rank trains anything.
+  /// UserError(config) on all ranks if none trains anything, if tied tensors differ in shape or dtype, or if
+  /// ranks that sum gradients have different buckets, naming two of them.
   ParamAndGradBuffers(ParameterSet& parameters, const Mesh& mesh, const ParamAndGradBuffer::Options& options,
                       const std::vector<int64_t>& chunks = {});
 

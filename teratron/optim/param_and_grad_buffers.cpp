@@ -4,8 +4,12 @@
 #include <set>
 #include <sstream>
 
+#include <fmt/ranges.h>
+
 #include "teratron/base/error.h"
+#include "teratron/comm/consensus.h"
 #include "teratron/optim/param_and_grad_buffer.h"
+#include "teratron/optim/tensor_holders.h"
 
 namespace teratron {
 
@@ -27,18 +31,18 @@ BufferKey key_of(const Parameter& parameter) {
 
 // Of all ranks: each takes part in sums over the model.
 std::set<BufferKey> all_keys(const ParameterSet& parameters, HostGroup& world) {
-  std::ostringstream mine;
+  std::set<std::string> mine;
   for (const Parameter& parameter : parameters.all()) {
     const auto [dtype, axes] = key_of(parameter);
-    if (parameter.options.trainable) mine << static_cast<int>(dtype) << ' ' << axes.bits() << ' ';
+    if (parameter.options.trainable) mine.insert(fmt::format("{} {}", static_cast<int>(dtype), axes.bits()));
   }
   std::set<BufferKey> keys;
-  for (const std::string& text : world.all_gather_bytes(mine.str())) {
+  for (const std::string& text : union_of(world, mine)) {
     std::istringstream words(text);
     int dtype = 0;
     uint32_t axes = 0;
-    while (words >> dtype >> axes)
-      keys.insert({static_cast<at::ScalarType>(dtype), AxisSet::from_bits(axes)});
+    words >> dtype >> axes;
+    keys.insert({static_cast<at::ScalarType>(dtype), AxisSet::from_bits(axes)});
   }
   return keys;
 }
@@ -72,43 +76,80 @@ std::map<BufferKey, Entries> make_entries(ParameterSet& parameters, const Mesh& 
   return entries;
 }
 
-std::string part_name(const Parameter& parameter) {
-  return fmt::format("{} {}", parameter.shard().index, parameter.name);
+HeldTensor held(const Parameter& parameter) {
+  return {.name = fmt::format("{} {}", parameter.shard().index, parameter.name),
+          .form = fmt::format("[{}] {}", fmt::join(parameter.tensor.sizes(), ", "),
+                              c10::toString(parameter.tensor.scalar_type()))};
 }
 
-// Compares the entries with those of ranks outside the replicas: sets `counts` and `tied`.
-void find_holders(Entries& entries, AxisSet axes, const Mesh& mesh) {
-  const Group& others = mesh.group(complement(axes));
-  if (others.size == 1) return;
-  std::string mine = fmt::format("{}\n", mesh.group(Axis::pp).rank);
-  for (const Entry& entry : entries) mine += part_name(*entry.parameter) + '\n';
-  struct Holders {
-    int64_t first = 0;
-    std::set<int64_t> stages;
-    Group tied = {};
-  };
-  std::map<std::string, Holders> holders;
-  const std::vector<std::string> lists = others.communicator->all_gather_bytes(mine);
-  for (size_t rank = 0; rank < lists.size(); ++rank) {
-    std::istringstream lines(lists[rank]);
-    std::string line;
-    std::getline(lines, line);
-    const int64_t stage = std::stoll(line);
-    while (std::getline(lines, line)) {
-      const auto found = holders.try_emplace(line, Holders{.first = static_cast<int64_t>(rank)}).first;
-      found->second.stages.insert(stage);
-    }
+// Compares the entries with those of ranks outside the replicas: sets `counts` and `tied`. Returns what is
+// wrong with tied ones.
+std::string set_holders(const std::vector<Entry*>& entries, AxisSet axes, const Mesh& mesh) {
+  const AxisSet others = complement(axes);
+  if (mesh.group(others).size == 1) return "";
+  std::vector<HeldTensor> mine;
+  for (const Entry* entry : entries) mine.push_back(held(*entry->parameter));
+  const HolderPlace here{.rank = mesh.rank(),
+                         .stage = mesh.group(Axis::pp).rank,
+                         .pipeline = mesh.group(others - Axis::pp).rank};
+  const FoundHolders found = find_holders(*mesh.group(others).communicator, here, mine);
+  std::map<std::string, size_t> tied;  // in the same order on all stages
+  for (size_t i = 0; i < entries.size(); ++i) {
+    entries[i]->counts = found.of[i].first;
+    if (found.of[i].stages.size() > 1) tied[mine[i].name] = i;
   }
-  // In the order of names, equal on all ranks.
-  const int64_t my_stage = mesh.group(Axis::pp).rank;
-  for (auto& [_, part] : holders) {
-    if (part.stages.size() > 1 && part.stages.contains(my_stage))
-      part.tied = mesh.stage_group({part.stages.begin(), part.stages.end()});
+  for (const auto& [_, i] : tied) {
+    const std::set<int64_t>& stages = found.of[i].stages;
+    entries[i]->tied = mesh.stage_group({stages.begin(), stages.end()});
   }
-  for (Entry& entry : entries) {
-    const Holders& part = holders.at(part_name(*entry.parameter));
-    entry.counts = part.first == others.rank;
-    entry.tied = part.tied;
+  return found.problem;
+}
+
+// Buffers of one dtype do not see tied tensors of another one: those of the same replicas are compared
+// together.
+std::string set_holders(std::map<BufferKey, Entries>& buffers, const Mesh& mesh) {
+  std::map<AxisSet, std::vector<Entry*>> by_axes;
+  for (auto& [key, entries] : buffers) {
+    const RankList& ranks = mesh.group(key.axes).ranks;
+    const auto same = std::find_if(by_axes.begin(), by_axes.end(),
+                                   [&](const auto& other) { return mesh.group(other.first).ranks == ranks; });
+    std::vector<Entry*>& all = same == by_axes.end() ? by_axes[key.axes] : same->second;
+    for (Entry& entry : entries) all.push_back(&entry);
+  }
+  std::string problem;
+  for (const auto& [axes, entries] : by_axes) {
+    const std::string found = set_holders(entries, axes, mesh);
+    if (problem.empty()) problem = found;
+  }
+  return problem;
+}
+
+// Of the first buffer whose buckets differ among its replicas.
+std::string find_different_buckets(const std::map<BufferKey, Entries>& buffers, const Mesh& mesh,
+                                   const ParamAndGradBuffer::Options& options) {
+  std::string problem;
+  for (const auto& [key, entries] : buffers) {
+    const Group& group = mesh.group(key.axes);
+    if (group.size == 1) continue;
+    const std::string found = find_different_bucket(
+        *group.communicator, mesh.rank(), ParamAndGradBuffer::describe_buckets(entries, group.size, options));
+    if (problem.empty()) problem = found;
+  }
+  return problem;
+}
+
+// Throws on all ranks if one has found something.
+void check_agreement(const std::string& of_tied, const std::string& of_buckets, const Mesh& mesh) {
+  HostGroup& world = *mesh.world().communicator;
+  if (const std::string tied = first_nonempty(world, of_tied); !tied.empty()) {
+    throw config_error({.what = "ranks hold tensors of one name that differ: " + tied,
+                        .where = "the model",
+                        .fix = "Give tensors that ranks share one shape and one dtype, or different names"});
+  }
+  if (const std::string bucket = first_nonempty(world, of_buckets); !bucket.empty()) {
+    throw config_error({.what = "ranks that sum gradients have different parameters: " + bucket,
+                        .where = "the model",
+                        .fix = "Create the same parameters on all replicas, whatever a rank computes"});
   }
 }
 
@@ -123,8 +164,9 @@ ParamAndGradBuffers::ParamAndGradBuffers(ParameterSet& parameters, const Mesh& m
                         .where = "the model",
                         .fix = "Leave some of its parameters trainable"});
   }
+  const std::string of_tied = set_holders(all, mesh);
+  check_agreement(of_tied, find_different_buckets(all, mesh, options), mesh);
   for (auto& [key, entries] : all) {
-    find_holders(entries, key.axes, mesh);
     const Group& group = mesh.group(key.axes);
     const double share = static_cast<double>(group.size) / static_cast<double>(mesh.replicas().size);
     buffers_.emplace_back(std::move(entries),
