@@ -8,6 +8,7 @@
 
 #include "teratron/telemetry/progress.h"
 #include "teratron/telemetry/timers.h"
+#include "teratron/testing/scale/scale_costs.h"
 
 namespace teratron {
 namespace {
@@ -94,14 +95,40 @@ TEST(Timers, SynchronizesBeforeEachReading) {
 }
 
 TEST(Timers, ReducedOverRanks) {
-  const TimerMetrics timers =
-      reduce_timers({{{"a", 3.0}}, {{"a", 1.0}, {"b", 30.0}}, {{"b", 10.0}, {"a", 2.0}}});
-  ASSERT_EQ(timers.rows.size(), 2U);
-  EXPECT_EQ(timers.rows[0].min_ms, 1.0);
-  EXPECT_EQ(timers.rows[0].max_ms, 3.0);
-  EXPECT_EQ(timers.rows[1].min_ms, 10.0);
-  EXPECT_EQ(timers.rows[1].max_ms, 30.0);
-  EXPECT_EQ(timers.rows[0].per_rank_ms, (std::vector<double>{3.0, 1.0, 2.0}));
+  const std::vector<TimerReadings> readings = {
+      {{"a", 3.0}}, {{"a", 1.0}, {"b", 30.0}}, {{"b", 10.0}, {"a", 2.0}}};
+  for (const bool per_rank : {false, true}) {
+    run_counted_ranks(3, [&](CountedGroup& group) {
+      const TimerMetrics timers = reduce_timers(group, readings[group.rank()], per_rank);
+      if (group.rank() < 2) {
+        EXPECT_TRUE(timers.rows.empty());
+        return;
+      }
+      ASSERT_EQ(timers.rows.size(), 2U);
+      EXPECT_EQ(timers.rows[0].min_ms, 1.0);
+      EXPECT_EQ(timers.rows[0].max_ms, 3.0);
+      EXPECT_EQ(timers.rows[1].min_ms, 10.0);
+      EXPECT_EQ(timers.rows[1].max_ms, 30.0);
+      EXPECT_EQ(timers.rows[0].per_rank_ms,
+                per_rank ? (std::vector<double>{3.0, 1.0, 2.0}) : std::vector<double>());
+    });
+  }
+  SingleHostGroup alone;
+  EXPECT_EQ(reduce_timers(alone, {{"a", 3.0}}, false).rows[0].max_ms, 3.0);
+}
+
+/// Up the tree and to the last rank. A rank's bytes do not grow with the number of ranks.
+TEST(Timers, AreMergedOnTheWay) {
+  const ScaleCosts costs = count_costs("timers", [](HostGroup& group) {
+    const double milliseconds = 1.0 / static_cast<double>(3 + group.rank());
+    const TimerMetrics timers = reduce_timers(group, {{"optimizer", milliseconds}}, false);
+    if (group.rank() == group.size() - 1) {
+      EXPECT_EQ(timers.rows.at(0).min_ms, milliseconds);
+    }
+  });
+  for (const JobCosts& job : costs.jobs) EXPECT_EQ(job.messages, job.ranks);
+  EXPECT_LT(costs.of_bytes, 1.1);
+  EXPECT_LT(costs.of_most_bytes, 0.35);
 }
 
 TEST(Progress, Bar) {

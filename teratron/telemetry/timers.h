@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "teratron/comm/host/host_group.h"
 #include "teratron/telemetry/metrics.h"
 
 namespace teratron {
@@ -59,7 +60,9 @@ class Timers {
   std::vector<Entry> entries_;
 };
 
-/// Minimum and maximum of each timer over the ranks that have it.
-TimerMetrics reduce_timers(const std::vector<TimerReadings>& per_rank);
+/// Minimum and maximum of each timer over the ranks that have it, with every rank's reading if `per_rank`:
+/// then what ranks hold meanwhile grows with their number. The last rank gets the result, others nothing.
+/// Collective.
+TimerMetrics reduce_timers(HostGroup& ranks, const TimerReadings& mine, bool per_rank);
 
 }  // namespace teratron

@@ -220,14 +220,11 @@ void TrainLoop::report_memory() const {
 }
 
 void TrainLoop::report_timers(Timers& timers, int64_t iterations) {
-  const nlohmann::json mine = timers.milliseconds(iterations);
+  const TimerReadings mine = timers.milliseconds(iterations);
   timers.reset();
-  std::vector<TimerReadings> readings;
-  for (const std::string& text : trainer_.mesh().world().communicator->all_gather_bytes(mine.dump())) {
-    readings.push_back(nlohmann::json::parse(text).get<TimerReadings>());
-  }
+  const bool per_rank = timing_option(args()) == TimingOption::all;
+  TimerMetrics metrics = reduce_timers(*trainer_.mesh().world().communicator, mine, per_rank);
   if (!trainer_.is_last_rank()) return;
-  TimerMetrics metrics = reduce_timers(readings);
   metrics.iteration = state().iteration;
   if (metrics_logger_) return emit(std::move(metrics));
   for (const std::string& line : timer_lines(metrics, timing_option(args()))) print_line(line);

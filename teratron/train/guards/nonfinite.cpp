@@ -46,23 +46,49 @@ struct Finding {
   auto operator<=>(const Finding&) const = default;
 };
 
+std::optional<Finding> parse_finding(const std::string& bytes) {
+  const nlohmann::json other = nlohmann::json::parse(bytes);
+  if (other.is_null()) return std::nullopt;
+  return Finding{other[0], other[1], other[2], other[3], other[4]};
+}
+
 // The finding computed first: an output of the first stage that has one, else a gradient of the last. Ranks
 // of a stage have as many outputs, of which only those that hold an expert see the expert's.
 std::string first_finding(TrainEngine& engine, const PendingStep& step) {
   const Mesh& mesh = engine.mesh();
   const std::optional<TrainEngine::NonFinite> found = engine.find_nonfinite(step);
-  nlohmann::json mine;
+  nlohmann::json mine;  // null: nothing
   if (found) {
     const int64_t stage = mesh.group(Axis::pp).rank;
     mine = {found->gradient, found->gradient ? -stage : stage, found->position, mesh.rank(),
             describe(*found, mesh.rank())};
   }
-  std::vector<Finding> all;
-  for (const std::string& bytes : mesh.world().communicator->all_gather_bytes(mine.dump())) {
-    const nlohmann::json other = nlohmann::json::parse(bytes);
-    if (!other.is_null()) all.push_back({other[0], other[1], other[2], other[3], other[4]});
-  }
-  return all.empty() ? "" : std::ranges::min(all).text;
+  const auto first = [](const std::string& lower, const std::string& higher) {
+    const std::optional<Finding> a = parse_finding(lower), b = parse_finding(higher);
+    return !b || (a && *a < *b) ? lower : higher;
+  };
+  const std::optional<Finding> of_all =
+      parse_finding(merge_bytes(*mesh.world().communicator, mine.dump(), first));
+  return of_all ? of_all->text : "";
+}
+
+// The names of files that ranks wrote ("": none), of which only some are named.
+std::string written_files(const std::string& mine, HostGroup& world) {
+  constexpr size_t most = 8;
+  using nlohmann::json;
+  const auto add = [](const std::string& lower, const std::string& higher) {
+    json all = json::parse(lower), more = json::parse(higher);
+    all["count"] = all["count"].get<int64_t>() + more["count"].get<int64_t>();
+    for (json& name : more["names"])
+      if (all["names"].size() < most) all["names"].push_back(std::move(name));
+    return all.dump();
+  };
+  json own = {{"count", mine.empty() ? 0 : 1}, {"names", json::array()}};
+  if (!mine.empty()) own["names"].push_back(mine);
+  const json all = json::parse(merge_bytes(world, own.dump(), add));
+  const auto names = all["names"].get<std::vector<std::string>>();
+  const auto others = all["count"].get<int64_t>() - std::ssize(names);
+  return fmt::format("{}{}", fmt::join(names, ", "), others > 0 ? fmt::format(" and {} more", others) : "");
 }
 
 // Returns the file's name, or nothing on ranks without tokens.
@@ -94,12 +120,11 @@ std::string diagnose_nonfinite(TrainEngine& engine, const PendingStep& step, int
       (first.empty() ? "everything was finite: suspect the hardware that computed it" : first) + ".";
   const auto name = fmt::format("nan-iteration-{:07}-rank-{}.txt", iteration, engine.mesh().replicas().rank);
   const std::string mine = save_token_ids(engine, step.batches, folder.empty() ? folder : folder / name);
-  std::vector<std::string> files = engine.mesh().world().communicator->all_gather_bytes(mine);
-  std::erase(files, "");
+  const std::string files = written_files(mine, *engine.mesh().world().communicator);
   if (files.empty()) return text;
   return text + fmt::format(
                     " The step's token ids are in {}, for `teratron logits` and `teratron tokenizer decode`.",
-                    fmt::join(files, ", "));
+                    files);
 }
 
 }  // namespace teratron

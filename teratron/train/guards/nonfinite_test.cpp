@@ -98,6 +98,14 @@ TEST_F(NonfiniteDiagnosis, SavesTheTokens) {
   }
 }
 
+TEST_F(NonfiniteDiagnosis, NamesSomeOfManyFiles) {
+  const std::string text = message({"--global-batch-size", "20"}, 10, [](Trainer& trainer) {
+    spoil_weight(trainer, "decoder.layers.0.input_layernorm.weight");
+  });
+  EXPECT_NE(text.find("rank-0.txt, "), std::string::npos) << text;
+  EXPECT_NE(text.find("rank-7.txt and 2 more, for `teratron logits`"), std::string::npos) << text;
+}
+
 // The loss, or only its gradient, is not finite in some calls.
 class BadLoss : public TrainStep {
  public:
