@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "teratron/comm/nccl/push_windows.h"
+#include "teratron/comm/nccl/symmetric_pool.h"
 #include "teratron/models/lora.h"
 #include "teratron/models/precision.h"
 #include "teratron/optim/param_and_grad_buffer.h"
@@ -107,15 +109,37 @@ double optimizer_bytes_per_parameter(const Arguments& a) {
   return moments + (a.fp16 ? 4.0 : a.bf16 ? 2.0 : 0.0);
 }
 
+constexpr auto push_memory = static_cast<double>(push_windows * push_window_bytes);  // of a group
+
 /// Of the distributed optimizer, for the ranks of one host. Experts have other replicas, and so windows.
-double push_window_memory(const Arguments& a, double trainable) {
+double gradient_window_memory(const Arguments& a, double trainable) {
   const int64_t replicas = *a.data_parallel_size * a.context_parallel_size;
   const double bucket = std::min(
       static_cast<double>(a.ddp_bucket_size.value_or(ParamAndGradBuffer::Options().bucket_size)), trainable);
   const bool pushed = a.use_distributed_optimizer && replicas > 1 &&
                       4.0 * bucket / static_cast<double>(replicas) >= min_push_bytes;
-  const int64_t groups = a.num_experts && a.expert_model_parallel_size > 1 ? 2 : 1;
-  return pushed ? static_cast<double>(groups * push_windows * push_window_bytes) : 0.0;
+  const double groups = a.num_experts && a.expert_model_parallel_size > 1 ? 2.0 : 1.0;
+  return pushed ? groups * push_memory : 0.0;
+}
+
+/// Of sequence parallelism. Backward pushes input gradients. A row layer that is not in FP8 pushes its output
+/// while it computes it, into a window of the whole output's size, which is kept: one for each length of
+/// sequences.
+double sequence_window_memory(const Arguments& a) {
+  if (!tensor_parallel(a).sequence_parallel) return 0.0;
+  const double element = a.bf16 || a.fp16 ? 2.0 : 4.0;
+  std::set<int64_t> lengths = {*a.seq_length};
+  if (a.decoder_seq_length) lengths.insert(*a.decoder_seq_length);
+  double received = 0.0;
+  for (const int64_t length : lengths) {
+    const double output = element * static_cast<double>(*a.micro_batch_size * *a.hidden_size * length) /
+                          static_cast<double>(a.context_parallel_size);
+    if (output < static_cast<double>(a.tensor_model_parallel_size * min_push_bytes)) continue;
+    received += static_cast<double>(SymmetricPool::round_size(static_cast<size_t>(output)));
+  }
+  if (received == 0.0) return 0.0;
+  const bool while_computed = !a.fp8 && a.async_tensor_model_parallel_allreduce;
+  return push_memory + (while_computed ? received : 0.0);
 }
 
 }  // namespace
@@ -138,7 +162,7 @@ RankMemory rank_memory(const Arguments& a, const ModelPlan& model, int64_t stage
                     .optimizer = counts.optimized * optimizer_bytes_per_parameter(a)};
   const int64_t in_flight = activations_by_formula(stage, schedule_shape(a, layout, *a.num_micro_batches));
   if (model.operators) add_activations(memory, model, a, chunks, static_cast<double>(in_flight));
-  memory.temporary += push_window_memory(a, trainable);
+  memory.temporary += gradient_window_memory(a, trainable) + sequence_window_memory(a);
   return memory;
 }
 

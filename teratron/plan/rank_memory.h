@@ -20,7 +20,7 @@ struct RankMemory {
   double optimizer = 0.0;    // moments and master weights
   double activations = 0.0;  // saved for backward by the micro-batches in flight
   double host = 0.0;         // activations in host memory instead, pinned
-  double temporary = 0.0;    // most that forward and backward need meanwhile, and windows to push gradients
+  double temporary = 0.0;  // most that forward and backward need meanwhile, and windows that others push into
 
   double state() const { return weights + gradients + optimizer; }
   /// Peak of PyTorch's allocator, as `teratron bench` reports it.

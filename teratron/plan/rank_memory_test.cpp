@@ -46,6 +46,36 @@ TEST(RankMemory, CountsTheWindowsThatPushGradients) {
   EXPECT_EQ(temporary({"--use-distributed-optimizer"}, 1), temporary({}, 1));
 }
 
+/// Two windows of 64 MiB for input gradients, and one of the size of a row layer's output, where a rank's
+/// part of it has at least 1 MiB.
+TEST(RankMemory, CountsTheWindowsOfSequenceParallelism) {
+  const auto temporary = [](const Args& more) {
+    Args flags = {"--bf16", "--tp", "2", "--sequence-parallel"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    return memory_of(flags, 2).temporary;
+  };
+  // Twice the tokens need twice the memory, but for what does not depend on them.
+  const auto constant_of = [&](const Args& more) {
+    Args twice = more;
+    twice.back() = std::to_string(2 * std::stoll(more.back()));
+    return 2.0 * temporary(more) - temporary(twice);
+  };
+  const double windows = 2.0 * 64 * 1024 * 1024, output = 2.0 * 32 * 64;
+  const auto threshold = static_cast<int64_t>(2.0 * 1024 * 1024 / output);
+  const std::string large = std::to_string(threshold);
+  EXPECT_NEAR(constant_of({"--micro-batch-size", large}) - constant_of({"--micro-batch-size", "2"}), windows,
+              1.0);
+  const Args fp8 = {"--fp8-format", "hybrid", "--micro-batch-size", large};
+  EXPECT_NEAR(constant_of(fp8) - constant_of({"--fp8-format", "hybrid", "--micro-batch-size", "2"}), windows,
+              1.0);
+  // From one below the threshold, where nothing is pushed.
+  const double step = temporary({"--micro-batch-size", large}) -
+                      temporary({"--micro-batch-size", std::to_string(threshold - 1)});
+  const double sample = temporary({"--micro-batch-size", std::to_string(threshold - 1)}) -
+                        temporary({"--micro-batch-size", std::to_string(threshold - 2)});
+  EXPECT_NEAR(step - sample, windows + output * static_cast<double>(threshold), 1.0);
+}
+
 // Experts are divided over expert-parallel ranks, and their optimizer state over the others.
 TEST(RankMemory, CountsTheExpertsOfARank) {
   const Args flags = {"--num-experts",         "8",        "--moe-ffn-hidden-size",      "32",
