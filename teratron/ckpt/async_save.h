@@ -27,8 +27,8 @@ class AsyncSave {
   /// Starts writing. `memory` owns the data of the request's tensors and is released once it is written.
   /// `group` must outlive the save. Collective; errors like save_checkpoint().
   AsyncSave(SaveRequest request, std::shared_ptr<const void> memory, HostGroup& group);
-  /// Waits for this rank's thread. Rank 0, or the next save if another rank still writes, removes what is not
-  /// committed.
+  /// Waits for this rank's thread. What is not committed is removed by SaveRequest::removal, or by the next
+  /// save if another rank still writes.
   ~AsyncSave();
 
   /// Number of stages (0 to 3) that this rank's thread has finished: shards; files of the manifest, if it is
@@ -48,6 +48,7 @@ class AsyncSave {
   void divide_manifest();
   void list_files();
   std::string commit();
+  void prune();
   std::filesystem::path committed() const;
   ShardTarget target() const;
 

@@ -13,9 +13,9 @@
 //
 // Commit protocol: all ranks write iter_N.partial-<run id>/, every write checked, hashed per block and
 // fsynced; rank 0 writes the manifest (of many ranks, some ranks write the files of its chunks before); the
-// rename to iter_N is the commit; then the tracker file is replaced and old checkpoints are pruned. After a
-// kill at any moment, either the old or the new checkpoint loads completely. What fails after the commit is a
-// warning.
+// rename to iter_N is the commit; then the tracker file is replaced. After a kill at any moment, either the
+// old or the new checkpoint loads completely. What fails after the commit is a warning. Old checkpoints and
+// leftovers are removed on a thread that no rank waits for.
 //
 // No rank sees the metadata of all: which rank writes a tensor and which chunks a rank reads are settled by
 // a rank that is responsible for the tensor (save_plan.h, shared_manifest.h). Traffic, memory and time of a
@@ -41,6 +41,8 @@
 #include "teratron/comm/host/host_group.h"
 
 namespace teratron {
+
+class BackgroundRemoval;
 
 /// The part of a global tensor that this rank holds, in host memory, row-major.
 struct LocalTensor {
@@ -82,6 +84,8 @@ struct SaveRequest {
   int64_t min_file_bytes = int64_t{64} << 20;
   /// Size of metadata that one rank writes, as JSON; more is divided into files of about this size.
   int64_t manifest_file_bytes = int64_t{4} << 20;
+  /// Removes old checkpoints and leftovers, on rank 0. Null: the save has its own, whose end waits for it.
+  std::shared_ptr<BackgroundRemoval> removal = nullptr;
   /// Called once it is known which of the tensors this rank writes, before any is read.
   std::function<void(const std::vector<bool>& written)> on_planned = nullptr;
 };

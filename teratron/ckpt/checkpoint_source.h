@@ -22,10 +22,15 @@ class CheckpointSource {
   virtual bool reads_in_parts(const std::string&) const { return true; }
 };
 
-/// One of ours, by its iter_* directory; for tools. Not collective, not thread-safe.
+class SharedManifest;
+
+/// One of ours. Not thread-safe.
 class CheckpointReader final : public CheckpointSource {
  public:
+  /// By its iter_* directory, for tools: reads the whole manifest and looks at all shards. Not collective.
   explicit CheckpointReader(const std::filesystem::path& path);
+  /// For reads of these parts alone, whose places the ranks ask each other for. Collective; read() is not.
+  CheckpointReader(const SharedManifest& manifest, const std::vector<LocalTensor>& parts);
   ~CheckpointReader() override;
   const CheckpointInfo& info() const override;
   /// Errors like load_tensors; the padding is set to zero.

@@ -1,16 +1,22 @@
-// What a save commits can be loaded, and nothing after the commit makes it fail.
+// What a save commits can be loaded, and nothing after the commit makes it fail: old checkpoints are removed
+// while the ranks go on.
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
+#include <fstream>
 #include <thread>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <sched.h>
+#include <unistd.h>
 
 #include "teratron/base/fault_point.h"
 #include "teratron/base/file.h"
 #include "teratron/base/hash.h"
+#include "teratron/ckpt/background_removal.h"
 #include "teratron/ckpt/checkpoint.h"
+#include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/manifest.h"
 #include "teratron/testing/checkpoint_world.h"
 #include "teratron/testing/mixed_checkpoints.h"
@@ -20,6 +26,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using Clock = std::chrono::steady_clock;
 
 class CommittedSave : public MixedCheckpoints {};
 
@@ -27,7 +34,7 @@ class CommittedSave : public MixedCheckpoints {};
 TEST_F(CommittedSave, nothing_after_the_commit_fails_the_save) {
   save(1, 2, 1);
   for (const char* fault : {"ckpt.after_commit:throw", "ckpt.after_tracker:throw", "ckpt.end:throw",
-                            "ckpt.before_prune:throw", "ckpt.pruning:throw"}) {
+                            "ckpt.before_prune:throw", "ckpt.pruned:throw"}) {
     const ScopedFaults faults(fault);
     testing::internal::CaptureStderr();
     std::atomic<int> saved = 0;
@@ -174,6 +181,180 @@ TEST_F(CommittedSave, a_manifest_above_one_gib_is_saved_and_loaded) {
   EXPECT_GT(loaded->state.size(), length);
   EXPECT_EQ(own.difference(1), "");
   EXPECT_EQ(list_directory(directory_.path(), ExitCode::data).front(), "iter_0000001");
+}
+
+class Removal : public MixedCheckpoints {
+ protected:
+  fs::path folder(const std::string& name, int files) {
+    fs::create_directory(directory_ / name);
+    for (int i = 0; i < files; ++i) std::ofstream(directory_ / name / fmt::format("file-{}", i)) << i;
+    return directory_ / name;
+  }
+  std::vector<std::string> names() const { return list_directory(directory_.path(), ExitCode::data); }
+
+  // By two ranks; rank 0 removes what is old.
+  void save_keeping_one(int64_t iteration, const std::shared_ptr<BackgroundRemoval>& removal) {
+    run_host_group(2, [&](HostGroup& group) {
+      TestTensors own = tensors(group.rank(), 2);
+      own.fill(static_cast<uint32_t>(iteration));
+      save_checkpoint({.directory = directory_.path(),
+                       .iteration = iteration,
+                       .tensors = own.list(),
+                       .retain = {.last = 1},
+                       .manifest_file_bytes = 1,
+                       .removal = removal},
+                      group);
+    });
+  }
+};
+
+TEST_F(Removal, removes_folders_and_what_is_chosen_meanwhile) {
+  {
+    BackgroundRemoval removal;
+    removal.add({folder("a", 3), directory_ / "never there"});
+    removal.start([this] { return BackgroundRemoval::Folders{folder("b", 2)}; });
+    removal.wait_until_chosen();
+    removal.add({folder("c", 0)});
+    removal.add({});
+  }
+  EXPECT_EQ(names(), std::vector<std::string>());
+  const BackgroundRemoval unused;
+}
+
+// A choice goes before entries that wait to be removed: the next commit waits for it.
+TEST_F(Removal, a_choice_does_not_wait_for_slow_removals) {
+  const ScopedFaults slow("ckpt.removing:delay=50");
+  BackgroundRemoval removal;
+  removal.add({folder("a", 10)});
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  removal.start([] { return BackgroundRemoval::Folders(); });
+  removal.wait_until_chosen();
+  EXPECT_GT(list_directory(directory_ / "a", ExitCode::data).size(), 5U);
+}
+
+TEST_F(Removal, what_is_left_at_the_end_is_told_and_stays) {
+  const ScopedFaults slow("ckpt.removing:delay=200");
+  const auto begin = Clock::now();
+  testing::internal::CaptureStderr();
+  {
+    BackgroundRemoval removal(std::chrono::milliseconds(50));
+    removal.add({folder("a", 100), folder("b", 1)});
+  }
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("2 folders of old checkpoints are left for the next save to remove"), said.npos)
+      << said;
+  EXPECT_EQ(names().size(), 2U);
+}
+
+TEST_F(Removal, failures_are_warnings) {
+  folder("a", 2);
+  folder("b", 2);
+  for (const auto& [fault, words] : {std::pair("ckpt.removing@times=1:throw", "cannot remove '"),
+                                     {"ckpt.start_removal:throw", "old checkpoints are not removed"}}) {
+    const ScopedFaults faults(fault);
+    testing::internal::CaptureStderr();
+    {
+      BackgroundRemoval removal;
+      removal.add({directory_ / "a", directory_ / "b"});
+      removal.start([] { return BackgroundRemoval::Folders(); });
+      removal.wait_until_chosen();
+    }
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_NE(said.find(words), said.npos) << said;
+    EXPECT_TRUE(fs::exists(directory_ / "a"));
+  }
+  EXPECT_FALSE(fs::exists(directory_ / "b"));
+}
+
+TEST_F(Removal, an_entry_that_cannot_be_removed) {
+  testing::internal::CaptureStderr();
+  {
+    BackgroundRemoval().add({folder("b", 1) / "file-0"});
+  }
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("b/file-0': "), std::string::npos);
+  if (::geteuid() == 0) GTEST_SKIP() << "root may remove anything";
+  const fs::path a = folder("a", 1);
+  fs::permissions(a, fs::perms::owner_read | fs::perms::owner_exec);
+  testing::internal::CaptureStderr();
+  {
+    BackgroundRemoval().add({a});
+  }
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("a': Permission denied"), said.npos) << said;
+  fs::permissions(a, fs::perms::owner_all);
+}
+
+// Saves return, and further ones commit, while what the first one pruned is still being removed.
+TEST_F(Removal, saves_do_not_wait_for_slow_removals) {
+  save_keeping_one(1, nullptr);
+  const auto files = static_cast<int>(list_directory(directory_ / "iter_0000001", ExitCode::data).size());
+  const ScopedFaults slow("ckpt.removing:delay=300");
+  const auto begin = Clock::now();
+  {
+    const auto removal = std::make_shared<BackgroundRemoval>();
+    for (const int64_t iteration : {2, 3, 4}) {
+      save_keeping_one(iteration, removal);
+      EXPECT_EQ(list_checkpoints(directory_.path()).front(), directory_ / iteration_name(iteration));
+    }
+    EXPECT_LT(Clock::now() - begin, std::chrono::milliseconds(300 * files)) << "the first one's alone";
+    removal->wait_until_chosen();
+    EXPECT_EQ(list_checkpoints(directory_.path()).size(), 1U);
+    EXPECT_GT(names().size(), 2U) << "the files of the others";
+    arm_faults("");
+  }
+  EXPECT_EQ(names(), (std::vector<std::string>{"iter_0000004", "latest_checkpointed_iteration.txt"}));
+  EXPECT_GT(verify_checkpoint(directory_ / "iter_0000004"), 0);
+}
+
+// Retention by an interval alone removes later checkpoints too; those of a later save are not meant.
+TEST_F(Removal, a_choice_of_an_earlier_save_spares_a_later_one) {
+  const ScopedFaults slow("ckpt.before_prune:delay=300");
+  const auto removal = std::make_shared<BackgroundRemoval>();
+  for (const int64_t iteration : {1, 2, 3}) {
+    SingleHostGroup alone;
+    TestTensors own = tensors(0, 1);
+    own.fill(static_cast<uint32_t>(iteration));
+    save_checkpoint({.directory = directory_.path(),
+                     .iteration = iteration,
+                     .tensors = own.list(),
+                     .retain = {.interval = 1000},
+                     .removal = removal},
+                    alone);
+    EXPECT_TRUE(fs::exists(directory_ / iteration_name(iteration)));
+  }
+  removal->wait_until_chosen();
+  EXPECT_EQ(list_checkpoints(directory_.path()), (std::vector<fs::path>{directory_ / "iter_0000003"}));
+}
+
+// A save waits for them, but not longer than that is of use: what follows may need their space.
+TEST_F(Removal, leftovers_of_killed_saves_are_removed_first_if_that_is_fast) {
+  const fs::path leftover = folder("iter_0000007.partial-0123456789abcdef", 8);
+  {
+    const ScopedFaults slow("ckpt.removing:delay=100");
+    const auto removal = std::make_shared<BackgroundRemoval>(std::chrono::milliseconds(200));
+    save_keeping_one(1, removal);
+    EXPECT_TRUE(fs::exists(leftover));
+    const auto begin = Clock::now();
+    removal->add_and_wait({leftover});  // known
+    EXPECT_LT(Clock::now() - begin, std::chrono::milliseconds(150));
+  }
+  EXPECT_TRUE(fs::exists(leftover));
+  const auto removal = std::make_shared<BackgroundRemoval>();
+  const ScopedFaults slow("ckpt.removing:delay=20");
+  save_keeping_one(2, removal);
+  EXPECT_FALSE(fs::exists(leftover));
+}
+
+TEST_F(Removal, a_failed_save_is_removed_in_the_background) {
+  save_keeping_one(1, nullptr);
+  const ScopedFaults faults("ckpt.removing:delay=200;ckpt.before_commit@step=2:throw");
+  {
+    const auto removal = std::make_shared<BackgroundRemoval>();
+    EXPECT_NE(message_of<Fault>([&] { save_keeping_one(2, removal); }), "");
+    EXPECT_GT(names().size(), 2U);
+  }
+  EXPECT_EQ(names(), (std::vector<std::string>{"iter_0000001", "latest_checkpointed_iteration.txt"}));
 }
 
 }  // namespace

@@ -138,15 +138,13 @@ void reject_pickled(const fs::path& path) {
            "--finetune. Hugging Face model: 'teratron ckpt convert --from-hf FOLDER --save DIR'"});
 }
 
-void remove_leftovers(const fs::path& directory) {
+std::vector<fs::path> find_leftovers(const fs::path& directory) {
+  std::vector<fs::path> found;
   for (const std::string& name : list_directory(directory, ExitCode::checkpoint)) {
-    if (!is_leftover(name)) continue;
-    const std::optional<FileLock> lock = FileLock::try_acquire_directory(directory / name);
-    if (!lock) continue;
-    std::error_code error;
-    fs::remove_all(directory / name, error);
-    if (error) warn("cannot remove '{}': {}", printable(name), error.message());
+    if (is_leftover(name) && FileLock::try_acquire_directory(directory / name))
+      found.push_back(directory / name);
   }
+  return found;
 }
 
 fs::path quarantine_checkpoint(const fs::path& checkpoint) {
@@ -161,7 +159,8 @@ fs::path quarantine_checkpoint(const fs::path& checkpoint) {
   }
 }
 
-void prune_checkpoints(const fs::path& newest, const Retention& retain) {
+std::vector<fs::path> discard_checkpoints(const fs::path& newest, const Retention& retain) {
+  std::vector<fs::path> discarded;
   const int64_t committed = iteration_of(newest.filename().string()).value();
   int64_t latest = 0;  // checkpoints up to the new one, from the latest on
   for (const fs::path& path : list_checkpoints(newest.parent_path())) {
@@ -175,12 +174,10 @@ void prune_checkpoints(const fs::path& newest, const Retention& retain) {
     doomed += ".pruned-" + random_hex(8);
     fault_point("ckpt.before_prune");
     rename_path(path, doomed, ExitCode::checkpoint);
-    fault_point("ckpt.pruning");
-    std::error_code error;
-    fs::remove_all(doomed, error);
-    if (error) warn("cannot remove '{}': {}", printable(doomed.string()), error.message());
+    discarded.push_back(doomed);
     fault_point("ckpt.pruned");
   }
+  return discarded;
 }
 
 namespace {
@@ -196,7 +193,7 @@ void sync_committed(const fs::path& target) {
 }
 
 // Where two folders cannot be exchanged in one step.
-void replace_directory(const fs::path& partial, const fs::path& target) {
+fs::path replace_directory(const fs::path& partial, const fs::path& target) {
   fs::path old = target;
   old += ".pruned-" + random_hex(8);
   rename_path(target, old, ExitCode::checkpoint);
@@ -207,27 +204,25 @@ void replace_directory(const fs::path& partial, const fs::path& target) {
     fs::rename(old, target, ignored);
     throw;
   }
-  sync_committed(target);
-  std::error_code ignored;
-  fs::remove_all(old, ignored);
+  return old;
 }
 
 }  // namespace
 
-void commit_directory(const fs::path& partial, const fs::path& target) {
+std::optional<fs::path> commit_directory(const fs::path& partial, const fs::path& target) {
   std::error_code ignored;
+  std::optional<fs::path> replaced;
   if (!fs::exists(target, ignored)) {
     rename_path(partial, target, ExitCode::checkpoint);
-    sync_committed(target);
-    return;
+  } else if (::renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) {
+    // Saved again after a restart from an earlier iteration: both are exchanged, if the file system can.
+    replaced = partial;
+    fault_point("ckpt.exchanged");
+  } else {
+    replaced = replace_directory(partial, target);
   }
-  // Saved again after a restart from an earlier iteration: exchange the two in one step if the file system
-  // can.
-  if (::renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) != 0)
-    return replace_directory(partial, target);
   sync_committed(target);
-  fault_point("ckpt.exchanged");
-  fs::remove_all(partial, ignored);
+  return replaced;
 }
 
 }  // namespace teratron

@@ -27,20 +27,22 @@ std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path&
 /// Megatron-LM) holds pickled tensors.
 void reject_pickled(const std::filesystem::path& path);
 
-/// Removes what killed saves, replacements and prunings left, unless a FileLock on it is held.
-void remove_leftovers(const std::filesystem::path& directory);
+/// What killed saves, replacements and removals left, unless a FileLock on it is held.
+std::vector<std::filesystem::path> find_leftovers(const std::filesystem::path& directory);
 
 /// Renames to iter_N.bad (or .bad-2...) so that nothing finds it again; returns the new path.
 std::filesystem::path quarantine_checkpoint(const std::filesystem::path& checkpoint);
 
 struct Retention;  // checkpoint.h
-/// Removes the checkpoints other than `newest` that `retain` does not keep, each by a rename and then
-/// deletion. Those of later iterations, left by a training that went back, are not counted in
+/// Renames the checkpoints other than `newest` that `retain` does not keep, so that nothing finds them again;
+/// returns their new paths. Those of later iterations, left by a training that went back, are not counted in
 /// Retention::last; only an interval alone removes them.
-void prune_checkpoints(const std::filesystem::path& newest, const Retention& retain);
+std::vector<std::filesystem::path> discard_checkpoints(const std::filesystem::path& newest,
+                                                       const Retention& retain);
 
-/// Renames `partial` to `target` in one step, whether target exists or not, and deletes what was there
-/// before.
-void commit_directory(const std::filesystem::path& partial, const std::filesystem::path& target);
+/// Renames `partial` to `target` in one step, whether target exists or not. Returns where that which was
+/// there before is now.
+std::optional<std::filesystem::path> commit_directory(const std::filesystem::path& partial,
+                                                      const std::filesystem::path& target);
 
 }  // namespace teratron

@@ -15,6 +15,7 @@
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/checkpoint_source.h"
 #include "teratron/ckpt/manifest.h"
+#include "teratron/ckpt/shared_manifest.h"
 #include "teratron/testing/checkpoint_world.h"
 #include "teratron/testing/mixed_checkpoints.h"
 
@@ -221,7 +222,7 @@ TEST_F(DividedManifest, fault_17_hostile_indices_and_files) {
 }
 
 // A load opens the shards that hold what it needs and looks at no other; finding one for inference checks
-// all.
+// all, each by one rank.
 TEST_F(DividedManifest, a_shard_is_looked_at_by_the_rank_that_opens_it) {
   for (const int64_t file_bytes : {400, 1 << 20}) {
     const fs::path path = save(1, 4, file_bytes);
@@ -247,13 +248,66 @@ TEST_F(DividedManifest, a_shard_is_looked_at_by_the_rank_that_opens_it) {
         EXPECT_EQ(own.difference(1), "");
         const std::string missing =
             message_of<CorruptCheckpoint>([&] { find_checkpoint(directory_.path(), {}, group); });
-        EXPECT_NE(missing.find("the shard is missing"), std::string::npos) << missing;
+        for (size_t shard = 0; shard < manifest.shards.size(); ++shard) {
+          const std::string& file = manifest.shards[shard].file;
+          const size_t first = missing.find(file);
+          EXPECT_EQ(first == missing.npos, needed.contains(static_cast<int64_t>(shard))) << missing;
+          if (first != missing.npos) {
+            EXPECT_EQ(missing.find(file, first + 1), missing.npos) << "told once: " << missing;
+          }
+        }
       });
       EXPECT_NE(message_of<CorruptCheckpoint>([&] { load(ranks, 1); }).find("the shard is missing"),
                 std::string::npos);
     }
     fs::remove_all(path);
   }
+}
+
+// Inference finds a checkpoint and then reads weights, those with adapters in parts: the ranks read the
+// manifest once, each file of it by one of them.
+TEST_F(DividedManifest, what_was_found_is_loaded_without_reading_the_manifest_again) {
+  for (const int64_t file_bytes : {400, 1 << 20}) {
+    const fs::path path = save(1, 4, file_bytes);
+    for (const int64_t ranks : {1, 3}) {
+      run_host_group(ranks, [&](HostGroup& group) {
+        const std::optional<SharedManifest> found = find_manifest(directory_.path(), {}, group);
+        ASSERT_TRUE(found);
+        EXPECT_EQ(found->info().path, path);
+        group.all_gather_bytes("found");
+        const ScopedFaults faults(group.rank() == 0 ? "ckpt.read_index:throw;ckpt.read_manifest_file:throw"
+                                                    : "");
+        group.all_gather_bytes("armed");
+        TestTensors own = tensors_of_saved(group.rank(), ranks),
+                    parts = tensors_of_saved(group.rank(), ranks);
+        load_tensors(*found, own.list(), {}, group);
+        EXPECT_EQ(own.difference(1), "");
+        const CheckpointReader reader(*found, parts.list());
+        EXPECT_EQ(reader.info().tensors, found->info().tensors);
+        for (const LocalTensor& part : parts.list()) reader.read(part);
+        for (const LocalTensor& part : parts.list()) reader.read(part);
+        EXPECT_EQ(parts.difference(1), "");
+        group.all_gather_bytes("read");
+      });
+    }
+    fs::remove_all(path);
+  }
+}
+
+// What find_checkpoint() has found sound may be damaged until it is read.
+TEST_F(DividedManifest, fault_14_a_part_that_is_damaged_when_it_is_read) {
+  const fs::path path = save(1, 4);
+  run_host_group(2, [&](HostGroup& group) {
+    const std::optional<SharedManifest> found = find_manifest(directory_.path(), {}, group);
+    TestTensors parts = tensors_of_saved(group.rank(), 2);
+    const CheckpointReader reader(*found, parts.list());
+    if (group.rank() == 0) {
+      for (const std::string& name : list_directory(path, ExitCode::data)) fs::remove(path / name);
+    }
+    group.all_gather_bytes("removed");
+    const std::string said = message_of<CorruptCheckpoint>([&] { reader.read(parts.list().front()); });
+    EXPECT_NE(said.find("the shard is missing"), said.npos) << said;
+  });
 }
 
 TEST_F(DividedManifest, fault_08_a_full_disk_while_files_of_the_manifest_are_written) {

@@ -111,8 +111,8 @@ void check_empty(const fs::path& directory, HostGroup& group) {
 
 }  // namespace
 
-std::optional<fs::path> find_checkpoint(const fs::path& directory, std::optional<int64_t> iteration,
-                                        HostGroup& group) {
+std::optional<SharedManifest> find_manifest(const fs::path& directory, std::optional<int64_t> iteration,
+                                            HostGroup& group) {
   std::vector<Problem> problems;
   std::set<fs::path> tried;  // rank 0's
   while (true) {
@@ -124,18 +124,25 @@ std::optional<fs::path> find_checkpoint(const fs::path& directory, std::optional
       return std::nullopt;
     }
     check_shared(path, group);
-    if (path == directory) return path;  // a checkpoint itself: there is no other to find
     try {
-      SharedManifest(path, group).check_sizes();
-      return path;
+      SharedManifest manifest(path, group);
+      if (path != directory) manifest.check_sizes();
+      return manifest;
     } catch (const CorruptCheckpoint& error) {
-      if (iteration) throw;
+      if (iteration || path == directory) throw;  // there is no other
       tried.insert(path);
       problems.insert(problems.end(), error.problems().begin(), error.problems().end());
       if (group.rank() == 0)
         warn("checkpoint {} is corrupt and skipped: {}", printable(path.string()), error.what());
     }
   }
+}
+
+std::optional<fs::path> find_checkpoint(const fs::path& directory, std::optional<int64_t> iteration,
+                                        HostGroup& group) {
+  const std::optional<SharedManifest> found = find_manifest(directory, iteration, group);
+  if (!found) return std::nullopt;
+  return found->info().path;
 }
 
 CheckpointInfo open_checkpoint(const fs::path& path) {

@@ -97,6 +97,16 @@ TEST_F(JointFailure, while_a_rank_asks_for_its_parts_of_a_manifest_and_answers_o
   }
 }
 
+TEST_F(JointFailure, while_shards_are_looked_at) {
+  const fs::path path = save(1, 4);
+  for (const int64_t rank : {0, 3}) {
+    const int failed = failures("ckpt.check_sizes", rank, [&](HostGroup& group) {
+      EXPECT_EQ(find_checkpoint(directory_.path(), {}, group), path);
+    });
+    EXPECT_EQ(failed, 2);
+  }
+}
+
 TEST_F(JointFailure, while_the_tensors_of_all_ranks_are_listed) {
   for (const int64_t rank : {0, 3}) {
     const int failed = failures("ckpt.name_tensors", rank, [&](HostGroup& group) {
@@ -105,6 +115,43 @@ TEST_F(JointFailure, while_the_tensors_of_all_ranks_are_listed) {
     });
     EXPECT_EQ(failed, 2);
   }
+}
+
+TEST(SavePlan, the_tensors_of_all_ranks_are_known_to_all) {
+  run_host_group(5, [&](HostGroup& group) {
+    std::map<std::string, TensorInfo> mine, expected;
+    mine["shared"] = expected["shared"] = {Dtype::f32, {2, 3}};
+    for (int64_t rank = 0; rank < 4; ++rank) expected[fmt::format("own.{}", rank)] = {Dtype::bf16, {rank}};
+    if (group.rank() < 4) mine[fmt::format("own.{}", group.rank())] = {Dtype::bf16, {group.rank()}};
+    EXPECT_EQ(tensors_of_all_ranks(mine, group), expected);
+    EXPECT_TRUE(tensors_of_all_ranks({}, group).empty());
+  });
+}
+
+// The ranks that are responsible for the tensors find it, and tell all.
+TEST(SavePlan, an_element_that_no_rank_holds_is_told_by_all) {
+  for (const int64_t ranks : {1, 5}) {
+    std::atomic<int64_t> told = 0;
+    run_host_group(ranks, [&](HostGroup& group) {
+      TestTensors tensors;
+      for (const char* name : {"a", "b", "c"}) tensors.add_range(name, Shard::replicated({2, 5}), 0, 7);
+      const std::string said = message_of<Fault>([&] { plan_save(tensors.list(), group); });
+      told += said.find(": no rank holds element 7") != said.npos ? 1 : 0;
+      EXPECT_EQ(group.all_gather_bytes("here").size(), static_cast<size_t>(ranks));
+    });
+    EXPECT_EQ(told, ranks);
+  }
+}
+
+TEST(SavePlan, ranks_that_disagree_about_a_tensor_are_told_by_all) {
+  std::atomic<int> told = 0;
+  run_host_group(3, [&](HostGroup& group) {
+    TestTensors tensors;
+    tensors.add("weight", Shard::replicated({2, 5}), group.rank() == 1 ? Dtype::bf16 : Dtype::f32);
+    const std::string said = message_of<Fault>([&] { plan_save(tensors.list(), group); });
+    told += said.find("rank 1 has another dtype or shape of weight") != said.npos ? 1 : 0;
+  });
+  EXPECT_EQ(told, 3);
 }
 
 }  // namespace

@@ -283,8 +283,8 @@ void load_tensors(const CheckpointSource& checkpoint, const std::vector<LocalTen
 }
 
 struct CheckpointReader::State {
-  explicit State(const fs::path& path)
-      : manifest(read_manifest(path)),
+  State(const fs::path& path, Manifest described)
+      : manifest(std::move(described)),
         info(describe_checkpoint(path, manifest)),
         reader(path, manifest),
         loader(reader, manifest) {}
@@ -294,7 +294,12 @@ struct CheckpointReader::State {
   TensorLoader loader;
 };
 
-CheckpointReader::CheckpointReader(const fs::path& path) : state_(std::make_unique<State>(path)) {}
+CheckpointReader::CheckpointReader(const fs::path& path)
+    : state_(std::make_unique<State>(path, read_manifest(path))) {}
+
+CheckpointReader::CheckpointReader(const SharedManifest& manifest, const std::vector<LocalTensor>& parts)
+    : state_(std::make_unique<State>(manifest.info().path, manifest.select(parts).manifest)) {}
+
 CheckpointReader::~CheckpointReader() = default;
 
 const CheckpointInfo& CheckpointReader::info() const {

@@ -119,7 +119,8 @@ class FragmentBuilder {
   std::map<std::string, int64_t> shards_;  // by file
 };
 
-// Reading files. Damage is CorruptCheckpoint; a file of any size is read.
+// Reading files. Damage is CorruptCheckpoint; a file of any size is read. Fault points: ckpt.read_index,
+// ckpt.read_manifest_file.
 
 /// DIR/manifest.json alone: of format 2.0 the tensors have no chunks.
 Manifest read_manifest_index(const std::filesystem::path& checkpoint);

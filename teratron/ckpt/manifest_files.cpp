@@ -2,6 +2,7 @@
 #include <limits>
 #include <system_error>
 
+#include "teratron/base/fault_point.h"
 #include "teratron/base/file.h"
 #include "teratron/base/hash.h"
 #include "teratron/ckpt/checkpoint.h"
@@ -70,11 +71,13 @@ void FragmentBuilder::add(const ManifestFragment& other) {
 }
 
 Manifest read_manifest_index(const fs::path& checkpoint) {
+  fault_point("ckpt.read_index");
   const fs::path path = checkpoint / "manifest.json";
   return parse_manifest(read_any_size(path), printable(path.string(), 4096));
 }
 
 ManifestFragment read_manifest_file(const fs::path& checkpoint, const Manifest& index, int64_t file) {
+  fault_point("ckpt.read_manifest_file");
   const ManifestFile& expected = index.files.at(file);
   const fs::path path = checkpoint / expected.file;
   const std::string where = printable(path.string(), 4096);

@@ -10,6 +10,7 @@
 #include "teratron/base/file_lock.h"
 #include "teratron/base/log.h"
 #include "teratron/ckpt/async_save.h"
+#include "teratron/ckpt/background_removal.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/manifest.h"
@@ -21,7 +22,7 @@
 // Fault points, in order: those of save_plan.h, ckpt.begin, ckpt.partial_created, ckpt.start_thread (of every
 // stage), those of write_shards.h, those of saved_metadata.h, ckpt.before_manifest, ckpt.manifest_written,
 // ckpt.before_commit, [ckpt.exchanged], ckpt.after_commit, ckpt.after_tracker, [ckpt.before_prune,
-// ckpt.pruning, ckpt.pruned], ckpt.end.
+// ckpt.pruned], ckpt.end, those of background_removal.h.
 
 namespace teratron {
 
@@ -30,24 +31,26 @@ namespace fs = std::filesystem;
 // Rank 0's directory of an unfinished save; removed unless committed.
 class PartialDirectory {
  public:
-  explicit PartialDirectory(fs::path path) : path_(std::move(path)) {
+  PartialDirectory(fs::path path, BackgroundRemoval& removal) : path_(std::move(path)), removal_(removal) {
     make_directories(path_, ExitCode::checkpoint);
     lock_ = FileLock::try_acquire_directory(path_);
   }
   ~PartialDirectory() {
-    std::error_code ignored;
-    if (!committed_) fs::remove_all(path_, ignored);
+    if (!committed_) removal_.add({path_});
   }
   PartialDirectory(const PartialDirectory&) = delete;
   PartialDirectory& operator=(const PartialDirectory&) = delete;
 
+  /// Removes what was there before.
   void commit(const fs::path& target) {
-    commit_directory(path_, target);
+    const std::optional<fs::path> replaced = commit_directory(path_, target);
     committed_ = true;
+    if (replaced) removal_.add({*replaced});
   }
 
  private:
   fs::path path_;
+  BackgroundRemoval& removal_;
   std::optional<FileLock> lock_;  // tells a running save from a leftover
   bool committed_ = false;
 };
@@ -65,13 +68,16 @@ int64_t next_sequence(const fs::path& directory) {
   return 1;
 }
 
-// The folder was renamed by another host's rank; a network file system may show that late.
+// The folder was made by another host's rank; a network file system may show that late. Ranks that wait ask
+// less and less often, since each asks the same server.
 void wait_until_visible(const fs::path& directory) {
-  constexpr std::chrono::seconds limit(10);
+  constexpr std::chrono::milliseconds limit(10'000), longest(1000);
   const auto begin = std::chrono::steady_clock::now();
   std::error_code ignored;
-  while (!fs::is_directory(directory, ignored) && std::chrono::steady_clock::now() - begin < limit) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  for (std::chrono::milliseconds pause(10);
+       !fs::is_directory(directory, ignored) && std::chrono::steady_clock::now() - begin < limit;
+       pause = std::min(2 * pause, longest)) {
+    std::this_thread::sleep_for(pause);
     list_directory(directory.parent_path(), ExitCode::checkpoint);  // refreshes what is known of it
   }
 }
@@ -86,16 +92,9 @@ void check_manifest_files(const fs::path& checkpoint) {
 }
 
 // The checkpoint is committed already: a failure is a warning, and the next save does it again.
-void update_directory(const SaveRequest& request, const fs::path& committed) {
+void update_directory(const fs::path& committed, const std::function<void()>& update) {
   try {
-    fault_point("ckpt.after_commit");
-    write_tracker(request.directory, request.iteration);
-    fault_point("ckpt.after_tracker");
-    if (request.retain.interval > 0 || request.retain.last > 0) {
-      check_manifest_files(committed);  // prune only if the new one can be read
-      prune_checkpoints(committed, request.retain);
-    }
-    fault_point("ckpt.end");
+    update();
   } catch (const std::exception& error) {
     warn("checkpoint {} is saved, but updating its folder failed: {}", printable(committed.string()),
          error.what());
@@ -129,6 +128,7 @@ void check_json_object(const std::string& text, const char* name) {
 AsyncSave::AsyncSave(SaveRequest request, std::shared_ptr<const void> memory, HostGroup& group)
     : request_(std::move(request)), memory_(std::move(memory)), group_(group), rank_(group.rank()) {
   set_fault_context(rank_, request_.iteration);
+  if (!request_.removal) request_.removal = std::make_shared<BackgroundRemoval>();
   check_json_object(request_.config, "config");
   check_json_object(request_.state, "state");
   plan_ = std::make_unique<SavePlan>(plan_save(request_.tensors, group));
@@ -138,9 +138,10 @@ AsyncSave::AsyncSave(SaveRequest request, std::shared_ptr<const void> memory, Ho
   const auto create = [&] {
     fault_point("ckpt.begin");
     make_directories(request_.directory, ExitCode::checkpoint);
-    remove_leftovers(request_.directory);
+    request_.removal->add_and_wait(find_leftovers(request_.directory));
     const std::string run_id = random_hex(16);
-    partial_ = std::make_unique<PartialDirectory>(committed().string() + ".partial-" + run_id);
+    partial_ =
+        std::make_unique<PartialDirectory>(committed().string() + ".partial-" + run_id, *request_.removal);
     fault_point("ckpt.partial_created");
     return run_id;
   };
@@ -183,7 +184,7 @@ std::string AsyncSave::work(Stage stage) {
   return fmt::format("{} {}", sizes.shards, sizes.metadata);
 }
 
-// Rank 0: manifest, commit, tracker file, pruning; returns the seconds to the commit.
+// Rank 0: manifest, commit, tracker file; returns the seconds to the commit.
 std::string AsyncSave::commit() {
   if (manifest_->files.empty()) metadata_->add_to(*manifest_);
   manifest_->run_id = run_id_;
@@ -198,10 +199,34 @@ std::string AsyncSave::commit() {
   write_text(target().partial / "manifest.json", text, ExitCode::checkpoint);
   fault_point("ckpt.manifest_written");
   fault_point("ckpt.before_commit");
+  request_.removal->wait_until_chosen();  // an earlier save must not take the new one for outdated
   partial_->commit(committed());
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin_;
-  update_directory(request_, committed());
+  update_directory(committed(), [this] {
+    fault_point("ckpt.after_commit");
+    write_tracker(request_.directory, request_.iteration);
+    fault_point("ckpt.after_tracker");
+  });
+  prune();
   return std::to_string(seconds.count());
+}
+
+// No rank waits for this.
+void AsyncSave::prune() {
+  const auto choose = [newest = committed(), retain = request_.retain, rank = rank_,
+                       iteration = request_.iteration] {
+    set_fault_context(rank, iteration);
+    std::vector<fs::path> discarded;
+    update_directory(newest, [&] {
+      if (retain.interval > 0 || retain.last > 0) {
+        check_manifest_files(newest);  // prune only if the new one can be read
+        discarded = discard_checkpoints(newest, retain);
+      }
+      fault_point("ckpt.end");
+    });
+    return discarded;
+  };
+  request_.removal->start(choose);
 }
 
 // All shards are written: sums their sizes and sends what the manifest says of them where it is written.

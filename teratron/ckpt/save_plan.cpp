@@ -70,8 +70,9 @@ std::map<std::string, HeldTensor> held_tensors(const RankBytes& offers) {
       const std::string name = list[i][0];
       const TensorInfo info{static_cast<Dtype>(list[i][1].get<int>()), list[i][2]};
       const auto [entry, is_new] = held.try_emplace(name, HeldTensor{info, {}});
-      TERATRON_ASSERT(is_new || entry->second.info == info, "rank {} has another dtype or shape of {}", rank,
-                      name);
+      if (!is_new && entry->second.info != info)
+        throw Fault(fmt::format("rank {} has another dtype or shape of {}", rank, name),
+                    ExitCode::checkpoint);
       HeldRegion& region = entry->second.regions[list[i][3].dump()];
       if (region.holders.empty()) region.region = region_from(list[i][3], info.shape);
       region.holders.push_back({rank, i});
@@ -342,9 +343,13 @@ SavePlan plan_save(const std::vector<LocalTensor>& tensors, HostGroup& group) {
   steps.run([&] { mine = answer(offered); });
   const RankBytes answers = steps.exchange(mine.bytes);
   steps.run([&] { plan.items = items_of(answers, sources, tensors); });
-  steps.agree();
-  // After it, since a rank that fails sends no offers.
-  TERATRON_ASSERT(mine.missing.empty(), "{}", mine.missing);
+  // Only now, since a rank that fails sends no offers.
+  steps.agree(mine.missing, [](const std::vector<std::string>& missing) {
+    for (const std::string& element : missing) {
+      if (!element.empty()) throw Fault(element, ExitCode::checkpoint);
+    }
+    return "";
+  });
   return plan;
 }
 

@@ -1,6 +1,5 @@
 #include "teratron/ckpt/shared_manifest.h"
 
-#include <set>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -177,19 +176,34 @@ SharedManifest::Selection SharedManifest::select(const std::vector<LocalTensor>&
   return selection;
 }
 
+RankBytes SharedManifest::shards_by_rank() const {
+  std::map<int64_t, std::map<std::string, int64_t>> shards;  // bytes by file: several files list a shard
+  for (const auto& [file, fragment] : files_) {
+    for (const ManifestShard& shard : fragment.shards)
+      shards[planner_of(shard.file, group_.size())][shard.file] = shard.bytes;
+  }
+  RankBytes parts;
+  for (const auto& [rank, sizes] : shards) {
+    const std::vector<uint8_t> bytes = json::to_cbor(json(sizes));
+    parts[rank] = {bytes.begin(), bytes.end()};
+  }
+  return parts;
+}
+
 void SharedManifest::check_sizes() const {
-  run_on_all_ranks(group_, [&] {
-    std::set<std::string> seen;
-    std::vector<Problem> problems;
-    for (const auto& [file, fragment] : files_) {
-      std::vector<ManifestShard> shards;
-      for (const ManifestShard& shard : fragment.shards) {
-        if (seen.insert(shard.file).second) shards.push_back(shard);
-      }
-      for (Problem& problem : size_problems(path_, shards)) problems.push_back(std::move(problem));
-    }
+  JointSteps steps(group_, "ckpt.check_sizes");
+  RankBytes parts;
+  steps.run([&] { parts = shards_by_rank(); });
+  const RankBytes told = steps.exchange(parts);
+  steps.run([&] {
+    std::map<std::string, int64_t> sizes;
+    for (const auto& [rank, bytes] : told) sizes.merge(json::from_cbor(bytes).get<decltype(sizes)>());
+    std::vector<ManifestShard> shards;
+    for (const auto& [file, bytes] : sizes) shards.push_back({.file = file, .bytes = bytes});
+    std::vector<Problem> problems = size_problems(path_, shards);
     if (!problems.empty()) throw CorruptCheckpoint(std::move(problems));
   });
+  steps.agree();
 }
 
 }  // namespace teratron

@@ -1,10 +1,11 @@
 // The manifest of a checkpoint on the ranks that load it: every file of it is read, hashed and checked by one
 // rank, and each rank keeps what the others ask it for: chunks of its files. Nothing here looks at shards
-// unless asked to. Fault point: ckpt.load_select, at every step between messages.
+// unless asked to. Fault points: ckpt.load_select, ckpt.check_sizes, at every step between messages.
 #pragma once
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,14 +29,16 @@ class SharedManifest {
   /// Collective. Tensors that the checkpoint does not hold are skipped.
   Selection select(const std::vector<LocalTensor>& tensors) const;
 
-  /// Collective: CorruptCheckpoint if a shard file is missing or has another size. Each is looked at by a
-  /// rank that keeps chunks in it.
+  /// Collective: CorruptCheckpoint if a shard file is missing or has another size. Each is looked at by one
+  /// rank, found by a hash of its name.
   void check_sizes() const;
 
  private:
   int64_t keeper(int64_t file) const;
   /// By the rank that keeps their files.
   RankBytes requests_for(const std::vector<LocalTensor>& tensors) const;
+  /// The shards of this rank's files, by the rank that looks at them.
+  RankBytes shards_by_rank() const;
 
   std::filesystem::path path_;
   HostGroup& group_;
@@ -43,6 +46,10 @@ class SharedManifest {
   std::map<int64_t, ManifestFragment> files_;  // that this rank keeps
   CheckpointInfo info_;
 };
+
+/// find_checkpoint() (checkpoint.h) that keeps what it has read.
+std::optional<SharedManifest> find_manifest(const std::filesystem::path& directory,
+                                            std::optional<int64_t> iteration, HostGroup& group);
 
 /// load_tensors() (checkpoint.h) with a manifest that was read before.
 int64_t load_tensors(const SharedManifest& shared, const std::vector<LocalTensor>& tensors,

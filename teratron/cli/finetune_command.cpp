@@ -27,7 +27,7 @@ std::optional<std::string> task_of(std::span<const std::string> args, const JobM
   const bool named = std::ranges::any_of(args, [](const std::string& arg) {
     return arg.starts_with("--task") || arg.starts_with("--config-file") || arg.starts_with("--yaml-cfg");
   });
-  return named ? given_arguments(args, model).args.task : std::nullopt;
+  return named ? flag_arguments(args, model).args.task : std::nullopt;
 }
 
 int run_finetuning(std::span<const std::string> args, const JobModel& model) {

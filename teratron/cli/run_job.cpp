@@ -6,12 +6,14 @@
 #include <mutex>
 
 #include <ATen/Parallel.h>
+#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include "teratron/base/background_log.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/build_info.h"
 #include "teratron/cli/config_consensus.h"
+#include "teratron/comm/collective_errors.h"
 #include "teratron/comm/torch_fault.h"
 #include "teratron/plan/rank_memory.h"
 #include "teratron/settings/component_options.h"
@@ -21,6 +23,8 @@
 
 namespace teratron {
 namespace {
+
+using nlohmann::json;
 
 /// Ends a rank whose GPU does not return: nothing that could block runs first.
 void exit_immediately(const Fault& fault) {
@@ -43,10 +47,11 @@ WorldOptions world_options(const Arguments& args, const LaunchEnv& launch) {
 
 /// The settings of this process, or the error in its command line.
 struct JobSpec {
-  const Family& family;
+  const JobModel& model;
   ParsedArguments parsed = {};
   WorldOptions world = {};
   std::optional<UserError> error = {};
+  bool is_finished = true;  // false: a checkpoint has the rest, which one rank reads
 
   RankConfig rank_config() const {
     if (error) return {.error = error};
@@ -55,10 +60,15 @@ struct JobSpec {
 };
 
 JobSpec make_job_spec(std::span<const std::string> args, const LaunchEnv& launch, const JobModel& model) {
-  JobSpec spec{model.family};
+  JobSpec spec{model};
   try {
-    spec.parsed = pretrain_arguments(args, launch.size, model);
+    spec.parsed = flag_arguments(args, model);
     if (spec.parsed.help) return spec;
+    // What is wrong with flags alone is reported with the rest, before ranks of NCCL meet.
+    spec.is_finished =
+        launch.size == 1 || !wants_saved_settings(spec.parsed.args) || !spec.parsed.problems.empty();
+    if (spec.is_finished)
+      finish_arguments(spec.parsed, read_saved_settings(spec.parsed.args), launch.size, model);
     spec.world = world_options(spec.parsed.args, launch);
   } catch (const UserError& error) {
     // NCCL ranks rendezvous on GPUs, which a rank without valid settings cannot join: each rank reports its
@@ -67,6 +77,32 @@ JobSpec make_job_spec(std::span<const std::string> args, const LaunchEnv& launch
     spec.error = error;  // reported once, after the rendezvous
   }
   return spec;
+}
+
+/// Rank 0's, as bytes.
+std::string saved_settings(const JobSpec& spec) {
+  if (spec.is_finished) return "";
+  const std::optional<SavedSettings> saved = read_saved_settings(spec.parsed.args);
+  if (!saved) return "";
+  const std::vector<uint8_t> bytes = json::to_cbor(json::array({saved->path, saved->config}));
+  return {bytes.begin(), bytes.end()};
+}
+
+/// Finishes the settings with those that rank 0 reads in a checkpoint. All ranks call it, since one may have
+/// been started with other flags, which is reported later.
+void finish(JobSpec& spec, HostGroup& group) {
+  try {
+    const std::string bytes = run_on_rank_0(group, [&spec] { return saved_settings(spec); });
+    if (spec.is_finished) return;
+    std::optional<SavedSettings> saved;
+    if (!bytes.empty()) {
+      const json both = json::from_cbor(bytes);
+      saved = {.path = both[0], .config = both[1]};
+    }
+    finish_arguments(spec.parsed, saved, group.size(), spec.model);
+  } catch (const UserError& error) {
+    spec.error = error;
+  }
 }
 
 /// The signal handlers of the process, shared by its rank threads. Installed after the rendezvous: before, a
@@ -92,8 +128,9 @@ int64_t pipeline_stage(const Arguments& args, const World& world) {
   return 0;
 }
 
-ExitCode run_rank(const JobSpec& spec, World& world, const StopSignals& signals, const RankFunction& work) {
+ExitCode run_rank(JobSpec spec, World& world, const StopSignals& signals, const RankFunction& work) {
   const Mesh all_ranks({}, world);
+  finish(spec, *all_ranks.world().communicator);
   const ExitCode consensus = check_config_consensus(spec.rank_config(), *all_ranks.world().communicator);
   if (consensus != ExitCode::ok) return consensus;
   if (world.rank() == 0) {
@@ -108,7 +145,7 @@ ExitCode run_rank(const JobSpec& spec, World& world, const StopSignals& signals,
   } catch (const std::exception& error) {
     const Fault fault = to_fault(error);
     if (fault.exit_code() != ExitCode::out_of_memory) throw;
-    throw explain_out_of_memory(fault, spec.family, args, pipeline_stage(args, world));
+    throw explain_out_of_memory(fault, spec.model.family, args, pipeline_stage(args, world));
   }
 }
 

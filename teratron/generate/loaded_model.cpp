@@ -1,6 +1,7 @@
 #include "teratron/generate/loaded_model.h"
 
-#include <mutex>
+#include <optional>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -138,49 +139,58 @@ InferencePipeline pipeline_of(const Arguments& args, const ModelPlan& plan, cons
           .links = mesh.pipeline_links()};
 }
 
-std::filesystem::path find_given(const Arguments& args, HostGroup& world) {
+SharedManifest find_given(const Arguments& args, HostGroup& world) {
   if (!args.load)
     throw config_error({.what = "no model is given",
                         .where = "--load",
                         .fix = "Set --load DIR, or --hf with a Hugging Face folder"});
-  const auto path = find_checkpoint(*args.load, args.ckpt_step, world);
-  if (path) return *path;
+  std::optional<SharedManifest> found = find_manifest(*args.load, args.ckpt_step, world);
+  if (found) return std::move(*found);
   reject_hf_folder(*args.load);
   throw checkpoint_error(
       {.what = "no checkpoint found", .where = *args.load, .fix = "Use the directory that --save wrote"});
 }
 
-// Of ours, for several threads.
-class LockedReader final : public CheckpointSource {
- public:
-  explicit LockedReader(const std::filesystem::path& path) : reader_(path) {}
-  const CheckpointInfo& info() const override { return reader_.info(); }
-  void read(const LocalTensor& target) const override {
-    const std::lock_guard lock(mutex_);
-    reader_.read(target);
+// Where the weights are: a checkpoint of ours, whose manifest the ranks share, or a Hugging Face folder.
+struct ModelFiles {
+  ModelFiles(const Arguments& args, HostGroup& world) {
+    if (args.hf) {
+      folder = open_hf(*args.hf, world);
+    } else {
+      saved.emplace(find_given(args, world));
+    }
   }
+  const CheckpointInfo& info() const { return folder ? folder->info() : saved->info(); }
 
- private:
-  mutable std::mutex mutex_;
-  CheckpointReader reader_;
+  std::unique_ptr<HfCheckpoint> folder;
+  std::optional<SharedManifest> saved;
 };
 
+LoraAdapters given_adapters(const std::string& folder, const CheckpointInfo& info) {
+  return read_peft(folder, read_peft_config(folder), hf_tensors(hf_model_of(info), info.tensors.size()));
+}
+
+void load_without_adapters(ParameterSet& parameters, const ModelFiles& files, HostGroup& world) {
+  if (files.folder) return load_weights(parameters, *files.folder, world);
+  load_weights(parameters, *files.saved, world);
+}
+
+// Reads this rank's weights, and the adapters beside them.
+std::unique_ptr<CheckpointReader> reader_of(const SharedManifest& saved, ParameterSet& parameters) {
+  std::vector<LocalTensor> parts = weight_parts(parameters);
+  for (LocalTensor& part : adapter_parts(saved.info())) parts.push_back(std::move(part));
+  return std::make_unique<CheckpointReader>(saved, parts);
+}
+
 // Adapters are merged into the weights as they are read: those of --lora, or of the checkpoint.
-void load_with_adapters(const Arguments& given, LoadedModel& loaded, const HfCheckpoint* folder,
-                        HostGroup& world) {
-  const CheckpointInfo& info = loaded.checkpoint;
-  LoraAdapters adapters;
-  if (given.lora) {
-    adapters = read_peft(*given.lora, read_peft_config(*given.lora),
-                         hf_tensors(hf_model_of(info), info.tensors.size()));
-  } else if (!folder) {
-    adapters = saved_adapters(info.path);
-  }
-  if (adapters.empty() && folder) return load_weights(*loaded.parameters, *folder, world);
-  if (adapters.empty()) return load_weights(*loaded.parameters, info.path, world);
-  const auto own = folder ? nullptr : std::make_unique<LockedReader>(info.path);
-  const MergedLora merged(folder ? static_cast<const CheckpointSource&>(*folder) : *own, std::move(adapters));
-  load_weights(*loaded.parameters, merged, world);
+void load_all(const Arguments& given, ParameterSet& parameters, const ModelFiles& files, HostGroup& world) {
+  const bool has_own = files.saved && !adapter_parts(files.info()).empty();
+  if (!given.lora && !has_own) return load_without_adapters(parameters, files, world);
+  const auto own = files.saved ? reader_of(*files.saved, parameters) : nullptr;
+  const CheckpointSource& source = own ? static_cast<const CheckpointSource&>(*own) : *files.folder;
+  LoraAdapters adapters = given.lora ? given_adapters(*given.lora, files.info()) : saved_adapters(source);
+  if (adapters.empty()) return load_without_adapters(parameters, files, world);
+  load_weights(parameters, MergedLora(source, std::move(adapters)), world);
 }
 
 }  // namespace
@@ -193,14 +203,8 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
                         .fix = "Set only one of them"});
   }
   Communicator& world = *mesh.world().communicator;
-  const std::unique_ptr<HfCheckpoint> folder = given.args.hf ? open_hf(*given.args.hf, world) : nullptr;
-  CheckpointInfo checkpoint;
-  if (folder) {
-    checkpoint = folder->info();
-  } else {
-    checkpoint = open_checkpoint(find_given(given.args, world));
-  }
-  LoadedModel loaded{.checkpoint = std::move(checkpoint)};
+  const ModelFiles files(given.args, world);
+  LoadedModel loaded{.checkpoint = files.info()};
   loaded.args = merge_settings(given, loaded.checkpoint);
   const Group& tp = mesh.group(Axis::tp);
   loaded.args.tensor_model_parallel_size = tp.size;
@@ -226,7 +230,7 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
                                  .mesh = mesh,
                                  .copies = ModelRanks(mesh).copies});
   loaded.model.context_parallel = mesh.group(Axis::cp);
-  load_with_adapters(given.args, loaded, folder.get(), world);
+  load_all(given.args, *loaded.parameters, files, world);
   return loaded;
 }
 

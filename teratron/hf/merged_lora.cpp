@@ -11,13 +11,33 @@ namespace teratron {
 using nlohmann::json;
 using namespace peft;
 
-LoraAdapters saved_adapters(const std::filesystem::path& checkpoint) {
-  const CheckpointInfo info = open_checkpoint(checkpoint);
+namespace {
+
+bool is_adapter(const std::string& name) {
+  return name.ends_with(".lora_A") || name.ends_with(".lora_B");
+}
+
+bool is_optimizer_state(const std::string& name) {
+  return name.starts_with("optimizer.");
+}
+
+}  // namespace
+
+std::vector<LocalTensor> adapter_parts(const CheckpointInfo& checkpoint) {
+  std::vector<LocalTensor> parts;
+  for (const auto& [name, info] : checkpoint.tensors) {
+    if (is_adapter(name) && !is_optimizer_state(name))
+      parts.push_back({.name = name, .dtype = info.dtype, .shard = Shard::replicated(info.shape)});
+  }
+  return parts;
+}
+
+LoraAdapters saved_adapters(const CheckpointSource& checkpoint) {
+  const CheckpointInfo& info = checkpoint.info();
   const json settings = json::parse(info.config);
   LoraAdapters adapters;
   if (!settings.contains("lora_rank") || settings["lora_rank"].is_null()) return adapters;
   const PeftConfig config = config_of(settings);
-  CheckpointReader reader(checkpoint);
   for (const HfTensor& tensor : hf_tensors(hf_model_of(info), info.tensors.size())) {
     const auto [part, count] = source_parts(tensor, config.targets);
     if (count == 0) continue;
@@ -25,8 +45,8 @@ LoraAdapters saved_adapters(const std::filesystem::path& checkpoint) {
     const TensorInfo &a = info.tensors.at(layer + ".lora_A"), &b = info.tensors.at(layer + ".lora_B");
     LoraWeights weights{a.shape,
                         b.shape,
-                        read_saved(reader, layer + ".lora_A", a),
-                        read_saved(reader, layer + ".lora_B", b),
+                        read_saved(checkpoint, layer + ".lora_A", a),
+                        read_saved(checkpoint, layer + ".lora_B", b),
                         std::vector<int64_t>(static_cast<size_t>(tensor.shape[0]), 0),
                         config.alpha / static_cast<double>(config.rank)};
     for (const RowSlice& slice : tensor.slices())
@@ -39,8 +59,7 @@ LoraAdapters saved_adapters(const std::filesystem::path& checkpoint) {
 MergedLora::MergedLora(const CheckpointSource& base, LoraAdapters adapters)
     : base_(base), adapters_(std::move(adapters)), info_(base.info()) {
   std::erase_if(info_.tensors, [](const auto& tensor) {
-    const std::string& name = tensor.first;
-    return name.ends_with(".lora_A") || name.ends_with(".lora_B") || name.starts_with("optimizer.");
+    return is_adapter(tensor.first) || is_optimizer_state(tensor.first);
   });
   json config = json::parse(info_.config);
   for (const char* const name :

@@ -47,7 +47,9 @@ LoraAdapters read_peft(const std::filesystem::path& folder, const PeftConfig& co
                        const std::vector<HfTensor>& tensors);
 
 /// The adapters in a checkpoint of a training with LoRA; empty: it has none.
-LoraAdapters saved_adapters(const std::filesystem::path& checkpoint);
+LoraAdapters saved_adapters(const CheckpointSource& checkpoint);
+/// What that reads, as parts without memory.
+std::vector<LocalTensor> adapter_parts(const CheckpointInfo& checkpoint);
 
 struct PeftExport {
   std::filesystem::path source;       // an iter_* directory

@@ -63,9 +63,10 @@ PeftConfig config_of(const json& settings) {
           .targets = setting(settings, "lora_targets", std::vector<std::string>())};
 }
 
-std::vector<float> read_saved(CheckpointReader& reader, const std::string& name, const TensorInfo& info) {
+std::vector<float> read_saved(const CheckpointSource& checkpoint, const std::string& name,
+                              const TensorInfo& info) {
   std::vector<char> bytes(static_cast<size_t>(*checked_numel(info.shape) * size_of(info.dtype)));
-  reader.read({name, info.dtype, Shard::replicated(info.shape), 0, -1, bytes.data()});
+  checkpoint.read({name, info.dtype, Shard::replicated(info.shape), 0, -1, bytes.data()});
   bytes = convert_floats(std::move(bytes), info.dtype, Dtype::f32);
   std::vector<float> values(bytes.size() / sizeof(float));
   std::memcpy(values.data(), bytes.data(), bytes.size());

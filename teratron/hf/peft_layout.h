@@ -38,6 +38,7 @@ T setting(const nlohmann::json& config, const char* name, const T& otherwise) {
 PeftConfig config_of(const nlohmann::json& settings);
 
 /// A tensor of a checkpoint, in fp32.
-std::vector<float> read_saved(CheckpointReader& reader, const std::string& name, const TensorInfo& info);
+std::vector<float> read_saved(const CheckpointSource& checkpoint, const std::string& name,
+                              const TensorInfo& info);
 
 }  // namespace teratron::peft

@@ -118,9 +118,8 @@ std::vector<std::string> resumable_overrides(const std::string& config, bool fin
 
 namespace {
 
-// --use-checkpoint-args: that of --load. A task takes them from what it is evaluated or finetuned on, always.
+// A task takes them from what it is evaluated or finetuned on.
 std::optional<CheckpointInfo> source_of_settings(const Arguments& args) {
-  if (!args.use_checkpoint_args && !args.task) return std::nullopt;
   std::optional<CheckpointInfo> info;
   if (args.load) info = latest_readable(args);
   if (info || !args.task || !args.pretrained_checkpoint) return info;
@@ -131,11 +130,20 @@ std::optional<CheckpointInfo> source_of_settings(const Arguments& args) {
 
 }  // namespace
 
-void use_checkpoint_args(ParsedArguments& parsed) {
-  const std::optional<CheckpointInfo> info = source_of_settings(parsed.args);
-  if (!info) return;
+bool wants_saved_settings(const Arguments& args) {
+  return args.use_checkpoint_args || args.task;
+}
+
+std::optional<SavedSettings> read_saved_settings(const Arguments& args) {
+  if (!wants_saved_settings(args)) return std::nullopt;
+  const std::optional<CheckpointInfo> info = source_of_settings(args);
+  if (!info) return std::nullopt;
+  return SavedSettings{info->path.string(), info->config};
+}
+
+void use_checkpoint_args(ParsedArguments& parsed, const SavedSettings& settings) {
   std::vector<std::string> unknown;
-  const Arguments saved = arguments_from_json(info->config, info->path.string(), &unknown);
+  const Arguments saved = arguments_from_json(settings.config, settings.path, &unknown);
   std::vector<std::string> names = model_fields();
   // vocab_size: published models may have more embedding rows than their tokenizer has tokens.
   names.insert(names.end(), {"seq_length", "decoder_seq_length", "vocab_size"});
@@ -159,7 +167,7 @@ void use_checkpoint_args(ParsedArguments& parsed) {
   }
   if (taken.empty()) return;
   parsed.notices.push_back(
-      fmt::format("taken from {}: {}", printable(info->path.string(), 4096), fmt::join(taken, " ")));
+      fmt::format("taken from {}: {}", printable(settings.path, 4096), fmt::join(taken, " ")));
 }
 
 std::vector<std::string> resume_notices(const std::string& saved, const std::string& current) {

@@ -1,6 +1,7 @@
 // Settings saved in a checkpoint, compared with those of the run that loads it.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,11 +24,19 @@ std::vector<std::string> resumable_overrides(const std::string& config, bool fin
 /// Whether the user gave the setting under another name: T5's encoder_seq_length is seq_length.
 bool is_given_otherwise(std::string_view setting, const Sources& sources);
 
-/// --use-checkpoint-args: takes the model settings, tokenizer type and sequence length that the user did not
-/// set from the checkpoint of --load (--ckpt-step), if there is one, and adds a notice. With --task always,
-/// else from --pretrained-checkpoint, and the tokenizer's files too. Call before validate_arguments(). Not
-/// collective.
-void use_checkpoint_args(ParsedArguments& parsed);
+/// The settings in a checkpoint, as JSON.
+struct SavedSettings {
+  std::string path;
+  std::string config;
+};
+/// --use-checkpoint-args, or --task.
+bool wants_saved_settings(const Arguments& args);
+/// Those of --load (--ckpt-step), with --task else of --pretrained-checkpoint; nullopt if there is no
+/// checkpoint, or they are not wanted. Reads manifests: of many ranks, one does. Not collective.
+std::optional<SavedSettings> read_saved_settings(const Arguments& args);
+/// Takes the model settings, tokenizer type and sequence length that the user did not set, with --task the
+/// tokenizer's files too, and adds a notice. Call before validate_arguments().
+void use_checkpoint_args(ParsedArguments& parsed, const SavedSettings& settings);
 
 /// A line for each differing setting that changes the training but not the model (seed, dropout, data). Both
 /// are JSON.

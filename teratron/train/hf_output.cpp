@@ -92,7 +92,7 @@ void Trainer::export_hf() {
     const HfExport request{.destination = folder, .tokenizer = hf_tokenizer(tokenizer_options(args_))};
     const CheckpointReader weights(source);
     const ConversionReport report =
-        engine_->options().lora ? teratron::export_hf(MergedLora(weights, saved_adapters(source)), request)
+        engine_->options().lora ? teratron::export_hf(MergedLora(weights, saved_adapters(weights)), request)
                                 : teratron::export_hf(weights, request);
     for (const std::string& line : report.notices) notice_line(line);
   });

@@ -322,10 +322,16 @@ std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions&
   return info;
 }
 
-void load_weights(ParameterSet& parameters, const std::filesystem::path& path, HostGroup& peers) {
+std::vector<LocalTensor> weight_parts(ParameterSet& parameters) {
+  std::vector<LocalTensor> parts;
+  for (const StateTensor& state : weights(parameters)) parts.push_back(describe(state, state.type()));
+  return parts;
+}
+
+void load_weights(ParameterSet& parameters, const SharedManifest& checkpoint, HostGroup& peers) {
   HostTensors tensors;
-  add_weights(parameters, open_checkpoint(path), tensors, no_weight);
-  load_tensors(path, tensors.list(), {"optimizer."}, peers);
+  add_weights(parameters, checkpoint.info(), tensors, no_weight);
+  load_tensors(checkpoint, tensors.list(), {"optimizer."}, peers);
   tensors.copy_from_host();
 }
 

@@ -8,6 +8,7 @@
 
 #include "teratron/ckpt/async_save.h"
 #include "teratron/ckpt/checkpoint_source.h"
+#include "teratron/ckpt/shared_manifest.h"
 #include "teratron/train/device/snapshot.h"
 #include "teratron/train/engine.h"
 #include "teratron/train/finetuning.h"
@@ -48,9 +49,10 @@ struct LoadOptions {
 /// notice. Without optimizer state, master weights are computed from the weights. Collective.
 std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions& options);
 
-/// Loads weights alone into a model without an engine. `path` is an iter_* directory. Collective over
-/// `peers`.
-void load_weights(ParameterSet& parameters, const std::filesystem::path& path, HostGroup& peers);
+/// Loads weights alone into a model without an engine. Collective over `peers`.
+void load_weights(ParameterSet& parameters, const SharedManifest& checkpoint, HostGroup& peers);
 void load_weights(ParameterSet& parameters, const CheckpointSource& source, HostGroup& peers);
+/// What they read, as parts without memory.
+std::vector<LocalTensor> weight_parts(ParameterSet& parameters);
 
 }  // namespace teratron

@@ -3,7 +3,6 @@
 #include "teratron/base/log.h"
 #include "teratron/hf/architecture.h"
 #include "teratron/hf/peft.h"
-#include "teratron/settings/checkpoint_args.h"
 #include "teratron/settings/component_options.h"
 
 namespace teratron {
@@ -45,28 +44,40 @@ void use_adapter_config(ParsedArguments& parsed) {
   parsed.sources["lora_dropout"] = *args.lora;
 }
 
+void add_settings(ParsedArguments& parsed, const std::optional<SavedSettings>& saved) {
+  if (saved) use_checkpoint_args(parsed, *saved);
+  use_adapter_config(parsed);
+}
+
 }  // namespace
 
-ParsedArguments given_arguments(std::span<const std::string> args, const JobModel& model) {
+ParsedArguments flag_arguments(std::span<const std::string> args, const JobModel& model) {
   const std::vector<Field> fields = extra_fields(model);
   const std::vector<ArgsDefault> defaults = args_defaults(model);
-  ParsedArguments parsed = parse_arguments(fmt::format("pretrain {}", model.family.name), args,
-                                           {.defer_problems = true,
-                                            .extra_fields = fields,
-                                            .defaults = defaults,
-                                            .architecture = architecture_settings});
-  if (parsed.help) return parsed;
-  use_checkpoint_args(parsed);
-  use_adapter_config(parsed);
+  return parse_arguments(fmt::format("pretrain {}", model.family.name), args,
+                         {.defer_problems = true,
+                          .extra_fields = fields,
+                          .defaults = defaults,
+                          .architecture = architecture_settings});
+}
+
+ParsedArguments given_arguments(std::span<const std::string> args, const JobModel& model) {
+  ParsedArguments parsed = flag_arguments(args, model);
+  if (!parsed.help) add_settings(parsed, read_saved_settings(parsed.args));
   return parsed;
+}
+
+void finish_arguments(ParsedArguments& parsed, const std::optional<SavedSettings>& saved, int64_t world_size,
+                      const JobModel& model) {
+  add_settings(parsed, saved);
+  if (model.family.check) model.family.check(parsed.args, parsed.problems);
+  validate_arguments(parsed, world_size);
 }
 
 ParsedArguments pretrain_arguments(std::span<const std::string> args, int64_t world_size,
                                    const JobModel& model) {
-  ParsedArguments parsed = given_arguments(args, model);
-  if (parsed.help) return parsed;
-  if (model.family.check) model.family.check(parsed.args, parsed.problems);
-  validate_arguments(parsed, world_size);
+  ParsedArguments parsed = flag_arguments(args, model);
+  if (!parsed.help) finish_arguments(parsed, read_saved_settings(parsed.args), world_size, model);
   return parsed;
 }
 

@@ -165,6 +165,7 @@ class Trainer {
   bool removes_padding_ = false;
   std::unique_ptr<Timers> timers_;
   std::vector<std::unique_ptr<JobLock>> locks_;  // of the first rank
+  std::shared_ptr<BackgroundRemoval> removal_;   // of old checkpoints, by all saves
   std::unique_ptr<TrainEngine> engine_;
   std::unique_ptr<TrainData> data_;
   TrainState state_;

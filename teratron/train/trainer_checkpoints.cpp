@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/log.h"
+#include "teratron/ckpt/background_removal.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/hf/hf_checkpoint.h"
 #include "teratron/settings/checkpoint_args.h"
@@ -155,13 +156,15 @@ void Trainer::prepare_saves() {
 
 std::optional<SaveMetrics> Trainer::save() {
   finish_save();
+  if (!removal_) removal_ = std::make_shared<BackgroundRemoval>();
   PendingSave current{.iteration = state_.iteration};
   SaveRequest request{
       .directory = args_.save.value(),
       .iteration = state_.iteration,
       .config = config_json(),
       .state = state_.to_json(),
-      .retain = {.interval = args_.save_retain_interval.value_or(0), .last = args_.keep_last.value_or(0)}};
+      .retain = {.interval = args_.save_retain_interval.value_or(0), .last = args_.keep_last.value_or(0)},
+      .removal = removal_};
   prepare_saves();
   if (snapshot_memory_ && start_save(current, request)) {
     save_progress_ = 0;

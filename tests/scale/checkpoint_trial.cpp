@@ -1,8 +1,12 @@
 #include "tests/scale/checkpoint_trial.h"
 
+#include <optional>
+#include <utility>
+
 #include <fmt/format.h>
 
 #include "teratron/base/error.h"
+#include "teratron/ckpt/checkpoint_source.h"
 #include "teratron/ckpt/index_ranges.h"
 
 namespace teratron {
@@ -42,27 +46,55 @@ TestTensors CheckpointTrial::tensors() const {
   return tensors;
 }
 
-void CheckpointTrial::save() {
+void CheckpointTrial::save(int64_t iteration, const Retention& retain) {
   TestTensors all = tensors();
   all.fill(kSeed);
   // A manifest of several files, which so few tensors do not need.
   save_checkpoint({.directory = folder_,
-                   .iteration = kIteration,
+                   .iteration = iteration,
                    .tensors = all.list(),
-                   .manifest_file_bytes = int64_t{16} << 10},
+                   .retain = retain,
+                   .manifest_file_bytes = int64_t{16} << 10,
+                   .removal = removal_},
                   group_);
 }
 
+void CheckpointTrial::save() {
+  save(kIteration, {});
+}
+
+void CheckpointTrial::replace() {
+  save(kIteration + 1, {.last = 1});
+}
+
+void CheckpointTrial::expect_saved(const TestTensors& tensors) const {
+  if (const std::string difference = tensors.difference(kSeed); !difference.empty()) throw Fault(difference);
+}
+
 void CheckpointTrial::find() {
-  const auto found = find_checkpoint(folder_, {}, group_);
-  if (!found || found->filename() != fmt::format("iter_{:07d}", kIteration)) throw Fault("it is not found");
+  std::optional<SharedManifest> found = find_manifest(folder_, {}, group_);
+  if (!found || found->info().iteration != kIteration) throw Fault("it is not found");
+  found_ = std::make_unique<SharedManifest>(std::move(*found));
+}
+
+void CheckpointTrial::load_found() {
+  TestTensors all = tensors();
+  load_tensors(*found_, all.list(), {}, group_);
+  expect_saved(all);
+}
+
+void CheckpointTrial::read_found() {
+  TestTensors all = tensors();
+  const CheckpointReader reader(*found_, all.list());
+  for (const LocalTensor& part : all.list()) reader.read(part);
+  expect_saved(all);
 }
 
 void CheckpointTrial::load() {
   TestTensors all = tensors();
   const auto info = load_checkpoint({.directory = folder_, .tensors = all.list()}, group_);
   if (!info || info->iteration != kIteration) throw Fault("it is not loaded");
-  if (const std::string difference = all.difference(kSeed); !difference.empty()) throw Fault(difference);
+  expect_saved(all);
 }
 
 }  // namespace teratron

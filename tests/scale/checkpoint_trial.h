@@ -2,7 +2,10 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 
+#include "teratron/ckpt/background_removal.h"
+#include "teratron/ckpt/shared_manifest.h"
 #include "teratron/testing/checkpoint_world.h"
 
 namespace teratron {
@@ -15,16 +18,28 @@ class CheckpointTrial {
       : folder_(std::move(folder)), group_(group) {}
 
   void save();
-  /// Finds what was saved. Fault if it is not there.
+  /// Finds what was saved, for inference. Fault if it is not there.
   void find();
-  /// Loads it and compares every element. Fault if one differs.
+  /// Loads what was found and compares every element. Fault if one differs.
+  void load_found();
+  /// The same part by part, as weights with adapters are read.
+  void read_found();
+  /// Finds it, loads it and compares every element.
   void load();
+  /// Saves another and, on rank 0, begins to remove the first one...
+  void replace();
+  /// ...for which this waits.
+  void finish_removal() { removal_.reset(); }
 
  private:
   TestTensors tensors() const;
+  void save(int64_t iteration, const Retention& retain);
+  void expect_saved(const TestTensors& tensors) const;
 
   std::filesystem::path folder_;
   HostGroup& group_;
+  std::unique_ptr<SharedManifest> found_;
+  std::shared_ptr<BackgroundRemoval> removal_ = std::make_shared<BackgroundRemoval>();
 };
 
 }  // namespace teratron

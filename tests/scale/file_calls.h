@@ -1,4 +1,4 @@
-// Counts the files that this process opens and looks at, whichever library does it.
+// Counts the files that this process opens, looks at and removes, whichever library does it.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@ namespace teratron {
 struct FileCalls {
   int64_t opened = 0;
   int64_t looked_at = 0;  // by stat() and its kin
+  int64_t removed = 0;    // files and folders
 };
 
 /// Since the start of the process.

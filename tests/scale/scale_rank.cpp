@@ -6,8 +6,9 @@
 //
 // Prints "joined SECONDS" when all ranks are connected, then a JSON object with the costs, and passes N - 1
 // more barriers, ten a second; if one fails, a JSON object with what it cost. With a folder, a checkpoint is
-// saved, found and loaded there.
+// saved, found, loaded and replaced there.
 #include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -78,6 +79,13 @@ int64_t memory_kib(const std::string& line) {
   return kib;
 }
 
+/// Of all threads of this process.
+double cpu_seconds() {
+  timespec now = {};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
 nlohmann::json cost(const HostTraffic& before, const HostTraffic& after, double seconds) {
   return {{"messages", after.messages - before.messages},
           {"bytes", after.bytes - before.bytes},
@@ -91,10 +99,13 @@ void measure(nlohmann::json& report, const ProcessBackend& backend, const std::s
   const HostTraffic before = backend.traffic();
   const FileCalls files = file_calls();
   const Clock::time_point begin = Clock::now();
+  const double cpu = cpu_seconds();
   work();
   report[name] = cost(before, backend.traffic(), seconds_since(begin));
+  report[name]["cpu"] = cpu_seconds() - cpu;
   report[name]["opened"] = file_calls().opened - files.opened;
   report[name]["looked_at"] = file_calls().looked_at - files.looked_at;
+  report[name]["removed"] = file_calls().removed - files.removed;
 }
 
 Record settings() {
@@ -119,6 +130,7 @@ void run(const LaunchEnv& env, const Options& options) {
   try {
     AllRanks ranks(backend);
     nlohmann::json report = {{"rank", env.rank}, {"start", cost({}, backend.traffic(), joined)}};
+    report["start"]["cpu"] = cpu_seconds();
     measure(report, backend, "barrier", [&] { ranks.barrier(); });
     measure(report, backend, "consensus", [&] { compare_records(ranks, settings()); });
     measure(report, backend, "gather", [&] { ranks.gather_bytes(std::string(256, 'x')); });
@@ -127,7 +139,11 @@ void run(const LaunchEnv& env, const Options& options) {
       CheckpointTrial trial(options.checkpoint, ranks);
       measure(report, backend, "save", [&] { trial.save(); });
       measure(report, backend, "find", [&] { trial.find(); });
+      measure(report, backend, "load_found", [&] { trial.load_found(); });
+      measure(report, backend, "read_found", [&] { trial.read_found(); });
       measure(report, backend, "load", [&] { trial.load(); });
+      measure(report, backend, "replace", [&] { trial.replace(); });
+      measure(report, backend, "removal", [&] { trial.finish_removal(); });
     }
     ranks.barrier();
     report["connections"] = backend.traffic().connections;

@@ -139,6 +139,7 @@ def summary(reports):
              | {"waits": max(report[name]["waits"] for report in reports.values())}
              for name in ("start", "barrier", "consensus", "gather", "broadcast")}
     most = {key: max(report[key] for report in reports.values()) for key in ("connections", "descriptors", "resident_kib")}
+    most["start_cpu"] = max(report["start"]["cpu"] for report in reports.values())
     return json.dumps(total | most)
 
 

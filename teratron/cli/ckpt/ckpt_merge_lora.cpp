@@ -25,13 +25,14 @@ std::unique_ptr<CheckpointSource> open_base(const std::string& from_hf, const fs
   return std::make_unique<CheckpointReader>(load);
 }
 
-LoraAdapters adapters_of(const std::string& folder, const CheckpointInfo& base) {
+LoraAdapters adapters_of(const std::string& folder, const CheckpointSource& base) {
+  const CheckpointInfo& info = base.info();
   if (!folder.empty())
-    return read_peft(folder, read_peft_config(folder), hf_tensors(hf_model_of(base), base.tensors.size()));
-  LoraAdapters saved = saved_adapters(base.path);
+    return read_peft(folder, read_peft_config(folder), hf_tensors(hf_model_of(info), info.tensors.size()));
+  LoraAdapters saved = saved_adapters(base);
   if (!saved.empty()) return saved;
   throw config_error({.what = "the checkpoint has no adapters",
-                      .where = base.path.string(),
+                      .where = info.path.string(),
                       .fix = "Name their folder with --lora"});
 }
 
@@ -66,7 +67,7 @@ int LoraMerge::run() {
   if (f.load.empty() && f.lora.empty())
     throw config_error({.what = "no adapters are given", .where = "--lora", .fix = "Name their folder"});
   const auto base = open_base(f.from_hf, f.load.empty() ? "" : locate_checkpoint(f.load, f.step));
-  const MergedLora merged(*base, adapters_of(f.lora, base->info()));
+  const MergedLora merged(*base, adapters_of(f.lora, *base));
   const ConversionReport report =
       f.to_hf.empty() ? import_checkpoint(merged, {.destination = f.save})
                       : export_hf(merged, {.destination = f.to_hf, .tokenizer = tokenizer_of(merged.info())});
