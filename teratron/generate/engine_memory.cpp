@@ -5,6 +5,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
+#include "teratron/comm/consensus.h"
 #include "teratron/train/device/device.h"
 
 namespace teratron {
@@ -18,9 +19,8 @@ int64_t choose_pages(const CacheRequest& request, HostGroup& ranks) {
   const double share = request.device.is_cuda() ? share_of_gpu : share_of_host;
   const int64_t bytes = request.cache_bytes > 0 ? request.cache_bytes : static_cast<int64_t>(free * share);
   const int64_t fitting = bytes / request.bytes_per_page;
-  int64_t pages = std::min(wanted, fitting);
-  for (const std::string& other : ranks.all_gather_bytes(std::to_string(pages)))
-    pages = std::min<int64_t>(pages, std::stoll(other));
+  const auto pages =
+      static_cast<int64_t>(all_reduce_min(ranks, static_cast<double>(std::min(wanted, fitting))));
   if (pages < 2) {
     throw Fault(fmt::format("memory for keys and values: {} bytes are free, and {} tokens take {}", bytes,
                             request.page_size, request.bytes_per_page),

@@ -6,7 +6,7 @@
 //
 // Prints "joined SECONDS" when all ranks are connected, then a JSON object with the costs, and passes N - 1
 // more barriers, ten a second; if one fails, a JSON object with what it cost. With a folder, a checkpoint is
-// saved, found, loaded and replaced there.
+// saved, found, loaded and replaced there, and the holders of some tensors are found.
 #include <chrono>
 #include <ctime>
 #include <filesystem>
@@ -26,6 +26,8 @@
 #include "teratron/comm/host/process_backend.h"
 #include "teratron/comm/host/process_group.h"
 #include "teratron/comm/rendezvous/connect_ranks.h"
+#include "teratron/optim/bucket_layout.h"
+#include "teratron/optim/tensor_holders.h"
 
 namespace teratron {
 namespace {
@@ -114,6 +116,32 @@ Record settings() {
   return record;
 }
 
+std::vector<BucketItem> parameters() {
+  std::vector<BucketItem> items;
+  for (int i = 0; i < 300; ++i) items.push_back({fmt::format("layers.{}.mlp.linear_fc1.weight", i), 8192});
+  return items;
+}
+
+/// As if all ranks were replicas.
+void compare_buckets(HostGroup& ranks) {
+  const std::vector<BucketItem> items = parameters();
+  const BucketLayout layout = lay_out(items, {.bucket_size = 100'000, .block = 64, .ranks = ranks.size()});
+  const std::string found = find_different_bucket(ranks, ranks.rank(), describe_buckets(items, layout));
+  TERATRON_ASSERT(found.empty(), "{}", found);
+}
+
+/// As if all ranks were stages, each with a few tensors; the first and the last share one.
+void find_tensors(HostGroup& ranks) {
+  const int64_t stage = ranks.rank(), last = ranks.size() - 1;
+  std::vector<HeldTensor> tensors;
+  for (int i = 0; i < 16; ++i)
+    tensors.push_back({fmt::format("0 layers.{}.{}.weight", stage, i), "[8192, 1024] BFloat16"});
+  if (stage == 0 || stage == last) tensors.push_back({"0 embedding.weight", "[4000, 8192] BFloat16"});
+  const FoundHolders found = find_holders(ranks, {.rank = stage, .stage = stage}, tensors);
+  TERATRON_ASSERT(found.problem.empty() && found.of.size() == tensors.size());
+  if (tensors.size() > 16) TERATRON_ASSERT(found.of.back().stages == std::set<int64_t>({0, last}));
+}
+
 struct Options {
   int64_t barriers = 1;
   std::chrono::seconds start_timeout{60}, timeout{60};
@@ -135,6 +163,8 @@ void run(const LaunchEnv& env, const Options& options) {
     measure(report, backend, "consensus", [&] { compare_records(ranks, settings()); });
     measure(report, backend, "gather", [&] { ranks.gather_bytes(std::string(256, 'x')); });
     measure(report, backend, "broadcast", [&] { ranks.broadcast_bytes(std::string(256, 'x')); });
+    measure(report, backend, "kinds", [&] { union_of(ranks, {"15 6", fmt::format("15 {}", env.rank % 2)}); });
+    measure(report, backend, "buckets", [&] { compare_buckets(ranks); });
     if (!options.checkpoint.empty()) {
       CheckpointTrial trial(options.checkpoint, ranks);
       measure(report, backend, "save", [&] { trial.save(); });
@@ -144,6 +174,7 @@ void run(const LaunchEnv& env, const Options& options) {
       measure(report, backend, "load", [&] { trial.load(); });
       measure(report, backend, "replace", [&] { trial.replace(); });
       measure(report, backend, "removal", [&] { trial.finish_removal(); });
+      measure(report, backend, "holders", [&] { find_tensors(ranks); });
     }
     ranks.barrier();
     report["connections"] = backend.traffic().connections;

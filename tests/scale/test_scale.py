@@ -121,11 +121,14 @@ def check_costs(reports):
     """The bounds of docs/scaling.md."""
     n = len(reports)
     rounds = math.ceil(math.log2(n))
-    for name, messages_in_all in (("barrier", 2 * (n - 1)), ("gather", n - 1), ("broadcast", n - 1)):
+    for name, messages_in_all in (("barrier", 2 * (n - 1)), ("gather", n - 1), ("broadcast", n - 1), ("kinds", 2 * (n - 1)), ("buckets", n - 1)):
         costs = [report[name] for report in reports.values()]
         assert sum(cost["messages"] for cost in costs) == messages_in_all, name
         assert max(cost["messages"] for cost in costs) <= rounds + 1, name
         assert max(cost["waits"] for cost in costs) <= rounds + 1, name
+    # What is merged on the way, and what all compare with rank 0's.
+    assert max(report["kinds"]["bytes"] for report in reports.values()) < 256 * (rounds + 1)
+    assert max(report["buckets"]["bytes"] for report in reports.values()) < 4096 * (rounds + 1)
     # Hashes to rank 0, the ranks that send their record, their records, and what differs.
     assert sum(report["consensus"]["messages"] for report in reports.values()) <= 4 * (n - 1)
     assert sum(report["consensus"]["bytes"] for report in reports.values()) < 600 * n * (rounds + 1)
@@ -134,10 +137,20 @@ def check_costs(reports):
     assert sum(report["connections"] for report in reports.values()) == 2 * (n - 1)
 
 
+def check_holders(reports):
+    """Tensors of all ranks as stages, after the checkpoint: connections that it did not open are greeted."""
+    costs = [report["holders"] for report in reports.values()]
+    rounds = math.ceil(math.log2(len(costs)))
+    assert max(cost["waits"] for cost in costs) == 2 * rounds
+    assert max(cost["messages"] for cost in costs) <= 4 * rounds
+    assert max(cost["bytes"] for cost in costs) < 2048 * rounds
+    print("holders:", {key: (max(cost[key] for cost in costs), sum(cost[key] for cost in costs)) for key in ("messages", "bytes", "waits")})
+
+
 def summary(reports):
     total = {name: {key: sum(report[name][key] for report in reports.values()) for key in ("messages", "bytes")}
              | {"waits": max(report[name]["waits"] for report in reports.values())}
-             for name in ("start", "barrier", "consensus", "gather", "broadcast")}
+             for name in ("start", "barrier", "consensus", "gather", "broadcast", "kinds", "buckets")}
     most = {key: max(report[key] for report in reports.values()) for key in ("connections", "descriptors", "resident_kib")}
     most["start_cpu"] = max(report["start"]["cpu"] for report in reports.values())
     return json.dumps(total | most)
@@ -259,6 +272,7 @@ def expect_costs(start, ranks, folder):
     seconds, reports = run_costs(start, ranks, "--checkpoint", folder)
     print(f"a checkpoint: {seconds:.1f} s", checkpoint_costs.summary(reports))
     checkpoint_costs.check(reports)
+    check_holders(reports)
 
 
 # The other faults wait meanwhile until they time out.

@@ -40,7 +40,7 @@ void check_modes(const Arguments& args) {
 
 // Whether rank 0 has a terminal in which to ask for prompts; all ranks must know.
 bool all_know(bool has_terminal, HostGroup& ranks) {
-  return ranks.all_gather_bytes(has_terminal ? "1" : "0").front() == "1";
+  return ranks.broadcast_bytes(has_terminal ? "1" : "0") == "1";
 }
 
 ExitCode run_rank(const ParsedArguments& parsed, const Mesh& mesh) {
