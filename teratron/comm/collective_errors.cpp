@@ -18,7 +18,12 @@ json failure(const char* type, ExitCode code, std::vector<json> problems) {
   return {{"type", type}, {"code", static_cast<int>(code)}, {"problems", std::move(problems)}};
 }
 
-json encode(const UserError& error, const char* type) {
+std::string encode(const json& error) {
+  const std::vector<uint8_t> bytes = json::to_cbor(error);
+  return "-" + std::string(bytes.begin(), bytes.end());
+}
+
+json failure_of(const UserError& error, const char* type) {
   std::vector<json> problems;
   for (const Problem& problem : error.problems())
     problems.push_back({problem.what, problem.where, problem.fix});
@@ -27,6 +32,36 @@ json encode(const UserError& error, const char* type) {
 
 constexpr size_t max_named = 16;  // ranks of one problem
 constexpr size_t max_problems = 64;
+constexpr size_t gathered_bytes = 1 << 20;  // of the errors of all ranks, where there are not too many
+constexpr size_t fewest_bytes = 1 << 10;    // of the error of one
+
+/// As many as stay within the bytes, and at least one; what is dropped is counted.
+json shorten(const json& problems, size_t most_bytes) {
+  const size_t most_of_text = most_bytes / 4;
+  json kept = json::array();
+  size_t bytes = 0;
+  for (json problem : problems) {
+    for (json& text : problem) {
+      auto& whole = text.get_ref<std::string&>();
+      if (whole.size() > most_of_text) whole = whole.substr(0, most_of_text) + "...";
+      bytes += whole.size() + 16;
+    }
+    if (kept.empty() || bytes <= most_bytes) kept.push_back(std::move(problem));
+  }
+  if (kept.size() == problems.size()) return kept;
+  auto& last = kept.back()[0].get_ref<std::string&>();
+  last += fmt::format(", and {} other problems", problems.size() - kept.size());
+  return kept;
+}
+
+/// Rank 0 holds the outcomes of all.
+std::string bounded(const std::string& outcome, int64_t ranks) {
+  const size_t most = std::max(gathered_bytes / static_cast<size_t>(ranks), fewest_bytes);
+  if (outcome[0] == '+' || outcome.size() <= most) return outcome;
+  json error = json::from_cbor(outcome.substr(1));
+  error["problems"] = shorten(error["problems"], most);
+  return encode(error);
+}
 
 std::string name_ranks(const std::vector<size_t>& ranks) {
   const size_t named = std::min(ranks.size(), max_named);
@@ -76,9 +111,9 @@ std::string capture(const std::function<std::string()>& work) {
   try {
     return "+" + work();
   } catch (const CorruptCheckpoint& error) {
-    outcome = encode(error, "damaged");
+    outcome = failure_of(error, "damaged");
   } catch (const UserError& error) {
-    outcome = encode(error, "user");
+    outcome = failure_of(error, "user");
   } catch (const Fault& error) {
     outcome = failure("fault", error.exit_code(), {{error.what(), "", ""}});
   } catch (const std::bad_alloc&) {
@@ -86,12 +121,11 @@ std::string capture(const std::function<std::string()>& work) {
   } catch (const std::exception& error) {
     outcome = failure("fault", ExitCode::retryable, {{error.what(), "", ""}});
   }
-  const std::vector<uint8_t> bytes = json::to_cbor(outcome);
-  return "-" + std::string(bytes.begin(), bytes.end());
+  return encode(outcome);
 }
 
 std::string combine_outcomes(const std::string& mine, HostGroup& group, const Combine& combine) {
-  std::vector<std::string> outcomes = group.gather_bytes(mine);
+  std::vector<std::string> outcomes = group.gather_bytes(bounded(mine, group.size()));
   const auto agree = [&] {
     const bool failed = std::any_of(outcomes.begin(), outcomes.end(),
                                     [](const std::string& outcome) { return outcome[0] == '-'; });
