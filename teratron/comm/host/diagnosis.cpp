@@ -17,7 +17,9 @@ constexpr int64_t kLastCalls = 32;                // of each rank that is asked,
 constexpr int64_t kAllCalls = 1024;               // of ranks that differ
 constexpr size_t kMaxCompared = 4;                // ranks that are asked for all of their calls
 constexpr size_t kAskedAtOnce = 64;
-constexpr size_t kMaxDescribed = 8;  // late ranks in a message
+constexpr size_t kAskedByOthers = 16;  // than the first rank of a group
+constexpr int64_t kEnoughSilent = 8;   // ranks that do not answer: no others are asked
+constexpr size_t kMaxDescribed = 8;    // late ranks in a message
 
 std::vector<FlightTrace> traces_of(const std::map<int64_t, StatusReply>& replies) {
   std::vector<FlightTrace> traces;
@@ -35,7 +37,8 @@ StatusReply ProcessBackend::own_status(uint64_t group_id, int64_t calls) const {
                           .last_collective = recorder.last()};
   StatusReply reply{
       .status = to_string(status),
-      .trace = {.rank = rank_, .count = recorder.count(), .fingerprints = recorder.newest(calls)}};
+      .trace = {.rank = rank_, .count = recorder.count(), .fingerprints = recorder.newest(calls)},
+      .diagnoses = diagnosing_.contains(group_id)};
   for (const WaitCondition* wait : waiting_) {
     if (wait->group_id != group_id) continue;
     reply.wait = {.sequence = wait->sequence, .for_ranks = wait->missing()};
@@ -79,48 +82,74 @@ ProcessBackend::Replies ProcessBackend::query(Lock& lock, uint64_t group_id,
   return replies;
 }
 
-/// The parent in the tree of the group, which is a lower rank; nullopt for its first rank.
-std::optional<int64_t> ProcessBackend::parent_in(uint64_t group_id) const {
-  const RankList& members = groups_.at(group_id);
-  const int64_t here = members.find(rank_).value();
-  if (here == 0) return std::nullopt;
-  return members[tree_parent(here)];
+int64_t ProcessBackend::position_in(uint64_t group_id, int64_t rank) const {
+  return groups_.at(group_id).find(rank).value();
 }
 
-/// What the ranks that are waited for say and, if they wait in the same collective, those that they wait for.
-/// If the parent waits too, its diagnosis is awaited before. A rank that does not answer has a trace of rank
-/// -1.
+/// Adds what they say. One that does not answer has a trace of rank -1.
+void ProcessBackend::ask(Lock& lock, uint64_t group_id, const std::vector<int64_t>& ranks, Replies& replies) {
+  Replies more = query(lock, group_id, ranks, kLastCalls);
+  for (const int64_t r : ranks) {
+    if (!more.contains(r)) more[r].trace.rank = -1;
+  }
+  replies.merge(more);
+}
+
+/// The nearest ancestor that answers diagnoses if it waits too, or will: its wait may have begun later.
+void ProcessBackend::leave_to_ancestor(Lock& lock, const WaitCondition& condition, Replies& replies) {
+  const auto over = [&] { return failure_ || (condition.ready && condition.ready()); };
+  const uint64_t group_id = condition.group_id;
+  for (int64_t at = position_in(group_id, rank_); at > 0 && !over();) {
+    at = tree_parent(at);
+    const int64_t ancestor = groups_.at(group_id)[at];
+    ask(lock, group_id, {ancestor}, replies);
+    const StatusReply& reply = replies.at(ancestor);
+    if (reply.trace.rank < 0) continue;
+    if (reply.trace.count < condition.sequence) return;
+    bool diagnoses = true;
+    while (diagnoses && !changed_.wait_for(lock, kPatience, over)) {
+      const Replies now = query(lock, group_id, {ancestor}, /*calls=*/1);
+      diagnoses = now.contains(ancestor) && now.at(ancestor).diagnoses;
+    }
+    return;
+  }
+}
+
+/// Who is missing here, whom the others that wait in the same collective wait for, and who is below a rank
+/// that does not answer. Without those that were asked.
+std::vector<int64_t> ProcessBackend::next_to_ask(const WaitCondition& condition,
+                                                 const Replies& replies) const {
+  const std::vector<int64_t> missing = condition.missing();
+  std::set<int64_t> next(missing.begin(), missing.end());
+  const RankList& members = groups_.at(condition.group_id);
+  for (const auto& [rank, reply] : replies) {
+    if (rank == rank_) continue;
+    const bool same = reply.wait && reply.wait->sequence == condition.sequence;
+    if (same) next.insert(reply.wait->for_ranks.begin(), reply.wait->for_ranks.end());
+    const bool has_tree = condition.sequence != WaitCondition::kNoSequence;
+    if (reply.trace.rank >= 0 || !has_tree) continue;
+    const int64_t at = position_in(condition.group_id, rank), size = members.size();
+    const int64_t below = at == 0 ? size : std::min(size, at + (at & -at));
+    for (int64_t i = at; i < below; ++i) next.insert(members[i]);
+  }
+  std::erase_if(next, [&](int64_t r) { return r >= size_ || r == rank_ || replies.contains(r); });
+  return {next.begin(), next.end()};
+}
+
+/// What ancestors, the ranks that are waited for, and those that these wait for say.
 ProcessBackend::Replies ProcessBackend::query_waited_for(Lock& lock, const WaitCondition& condition) {
   Replies replies;
-  std::set<int64_t> asked = {rank_};
-  const auto ask = [&](const std::vector<int64_t>& ranks) {
-    asked.insert(ranks.begin(), ranks.end());
-    Replies more = query(lock, condition.group_id, ranks, kLastCalls);
-    for (const int64_t r : ranks) {
-      if (!more.contains(r)) more[r].trace.rank = -1;
-    }
-    replies.merge(more);
-  };
-  const std::optional<int64_t> parent = parent_in(condition.group_id);
-  const std::vector<int64_t> missing = condition.missing();
-  std::set<int64_t> first;
-  if (parent) first.insert(*parent);
-  if (missing.size() <= kAskedAtOnce) first.insert(missing.begin(), missing.end());
-  ask({first.begin(), first.end()});
-  const bool parent_waits =
-      parent && replies[*parent].trace.rank >= 0 && replies[*parent].trace.count >= condition.sequence;
-  const auto over = [&] { return failure_ || (condition.ready && condition.ready()); };
-  if (parent_waits) changed_.wait_for(lock, kPatience, over);
-  while (!failure_) {
-    std::set<int64_t> next;
-    for (const int64_t r : condition.missing()) next.insert(r);
-    for (const auto& [rank, reply] : replies) {
-      const bool same = rank != rank_ && reply.wait && reply.wait->sequence == condition.sequence;
-      if (same) next.insert(reply.wait->for_ranks.begin(), reply.wait->for_ranks.end());
-    }
-    std::erase_if(next, [&](int64_t r) { return r >= size_ || asked.contains(r); });
-    if (next.empty()) break;
-    ask({next.begin(), next.end()});
+  if (condition.sequence != WaitCondition::kNoSequence) leave_to_ancestor(lock, condition, replies);
+  const bool first = position_in(condition.group_id, rank_) == 0;
+  size_t left = first ? static_cast<size_t>(size_) : kAskedByOthers;
+  while (!failure_ && left > 0) {
+    const int64_t silent = std::count_if(replies.begin(), replies.end(),
+                                         [](const auto& item) { return item.second.trace.rank < 0; });
+    std::vector<int64_t> next = next_to_ask(condition, replies);
+    next.resize(std::min({next.size(), left, kAskedAtOnce}));
+    if (next.empty() || silent >= kEnoughSilent) break;
+    left -= next.size();
+    ask(lock, condition.group_id, next, replies);
   }
   return replies;
 }
@@ -169,23 +198,34 @@ std::vector<std::string> ProcessBackend::describe_late(const WaitCondition& cond
                                                        const Replies& replies) const {
   std::vector<std::string> late;
   for (const auto& [rank, reply] : replies) {
-    if (rank != rank_ && reply.trace.rank < 0)
-      late.push_back(describe_rank(rank) + " does not answer: it is stopped or its node is unreachable");
+    if (rank == rank_ || reply.trace.rank >= 0) continue;
+    const std::string address = transport_->unanswered_address(rank);
+    late.push_back(fmt::format("{} does not answer: it is stopped or its node is unreachable{}",
+                               describe_rank(rank), address.empty() ? "" : " at " + address));
   }
   for (const auto& [rank, reply] : replies) {
     if (rank != rank_ && reply.trace.rank >= 0 && reply.trace.count < condition.sequence)
       late.push_back(fmt::format("rank {} {}", rank, reply.status));
   }
   const size_t count = late.size();
-  if (count > kMaxDescribed) {
-    late.resize(kMaxDescribed);
-    late.push_back(fmt::format("and {} more", count - kMaxDescribed));
-  }
+  if (count <= kMaxDescribed) return late;
+  const size_t others = count - kMaxDescribed;
+  const bool all = next_to_ask(condition, replies).empty();
+  late.resize(kMaxDescribed);
+  late.push_back(
+      fmt::format("and {}{} {}", all ? "" : "at least ", others, others == 1 ? "other" : "others"));
   return late;
 }
 
 /// Queries the missing ranks. Releases the lock meanwhile.
 std::string ProcessBackend::diagnose_timeout(Lock& lock, const WaitCondition& condition) {
+  const auto here = diagnosing_.insert(condition.group_id);
+  std::string cause = cause_of_timeout(lock, condition);
+  diagnosing_.erase(here);
+  return cause;
+}
+
+std::string ProcessBackend::cause_of_timeout(Lock& lock, const WaitCondition& condition) {
   const Replies replies = query_waited_for(lock, condition);
   if (failure_) return failure_->what();
   if (const std::string found = mismatch_among(lock, condition.group_id, replies); !found.empty())

@@ -12,8 +12,10 @@
 // be stopped.
 //
 // A time-out is diagnosed by the lowest rank that waits, which asks those that it waits for, and in turn
-// those that they wait for, for their last calls. A rank whose parent in the tree of the group waits too
-// leaves the diagnosis to it for some seconds.
+// those that they wait for, for their last calls; of a rank that does not answer, also those below it in the
+// tree of the group. A rank of which an ancestor in that tree waits too leaves the diagnosis to it for some
+// seconds, and for as long as it is at it. Otherwise, as below a rank that has not come or does not answer,
+// it asks some of those that it waits for. So of n ranks one asks n, and the others a bounded number.
 #pragma once
 
 #include <atomic>
@@ -22,6 +24,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -84,6 +87,7 @@ class ProcessBackend final : private TransportReceiver {
     std::map<uint64_t, StatusReply> replies;  // by group id: several threads may query
   };
   struct WaitCondition {
+    static constexpr int64_t kNoSequence = std::numeric_limits<int64_t>::max();  // point-to-point
     std::string what;
     uint64_t group_id = 0;
     int64_t sequence = 0;
@@ -106,10 +110,14 @@ class ProcessBackend final : private TransportReceiver {
   void fail_if_ended(const WaitCondition& condition);
   void wait(Lock& lock, const WaitCondition& condition);
   std::string diagnose_timeout(Lock& lock, const WaitCondition& condition);
+  std::string cause_of_timeout(Lock& lock, const WaitCondition& condition);
   StatusReply own_status(uint64_t group_id, int64_t calls) const;
   Replies query(Lock& lock, uint64_t group_id, const std::vector<int64_t>& ranks, int64_t calls);
+  void ask(Lock& lock, uint64_t group_id, const std::vector<int64_t>& ranks, Replies& replies);
+  void leave_to_ancestor(Lock& lock, const WaitCondition& condition, Replies& replies);
+  std::vector<int64_t> next_to_ask(const WaitCondition& condition, const Replies& replies) const;
   Replies query_waited_for(Lock& lock, const WaitCondition& condition);
-  std::optional<int64_t> parent_in(uint64_t group_id) const;
+  int64_t position_in(uint64_t group_id, int64_t rank) const;
   std::string mismatch_among(Lock& lock, uint64_t group_id, const Replies& replies);
   std::string mismatch_elsewhere(Lock& lock, uint64_t group_id, const std::vector<int64_t>& ranks);
   std::vector<std::string> describe_late(const WaitCondition& condition, const Replies& replies) const;
@@ -126,6 +134,7 @@ class ProcessBackend final : private TransportReceiver {
   std::map<uint64_t, int64_t> groups_created_;    // by hash of the list of ranks
   std::map<uint64_t, RankList> groups_;           // by group id
   std::vector<const WaitCondition*> waiting_;     // of threads of this rank
+  std::multiset<uint64_t> diagnosing_;            // group ids
   int64_t departures_ = 0;                        // ranks that have finished
   std::optional<Fault> failure_;
   int64_t cause_ = -1;  // the rank that failed first

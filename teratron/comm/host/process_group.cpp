@@ -1,7 +1,6 @@
 #include "teratron/comm/host/process_group.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <utility>
 
@@ -9,11 +8,6 @@
 #include "teratron/comm/host/tree.h"
 
 namespace teratron {
-namespace {
-
-constexpr int64_t kNoSequence = std::numeric_limits<int64_t>::max();  // of point-to-point operations
-
-}  // namespace
 
 ProcessGroup::ProcessGroup(ProcessBackend& backend, const std::vector<int64_t>& ranks, uint64_t id)
     : backend_(backend),
@@ -32,12 +26,13 @@ std::string ProcessGroup::diagnose_timeout(const std::string& what, std::optiona
   ProcessBackend::Lock lock(backend_.mutex_);
   std::vector<int64_t> others = ranks_.all();
   std::erase(others, backend_.rank());
-  return backend_.diagnose_timeout(lock, {.what = what,
-                                          .group_id = id_,
-                                          .sequence = sequence.value_or(kNoSequence),
-                                          .ready = {},
-                                          .missing = [&] { return others; },
-                                          .mismatch = {}});
+  return backend_.diagnose_timeout(lock,
+                                   {.what = what,
+                                    .group_id = id_,
+                                    .sequence = sequence.value_or(ProcessBackend::WaitCondition::kNoSequence),
+                                    .ready = {},
+                                    .missing = [&] { return others; },
+                                    .mismatch = {}});
 }
 
 std::string ProcessGroup::describe(const CollectiveFingerprint& fingerprint, int64_t sequence) const {
@@ -239,7 +234,7 @@ ByteBuffer ProcessGroup::receive(int64_t from, const CollectiveFingerprint& fing
   std::deque<Frame>& box = backend_.mailboxes_[{id_, Frame::Kind::point_to_point, ranks_[from]}];
   backend_.wait(lock, {.what = fmt::format("receive {} from rank {} in {}", expected, ranks_[from], name_),
                        .group_id = id_,
-                       .sequence = kNoSequence,
+                       .sequence = ProcessBackend::WaitCondition::kNoSequence,
                        .ready = [&] { return !box.empty(); },
                        .missing = [&] { return std::vector<int64_t>{ranks_[from]}; },
                        .mismatch = {}});

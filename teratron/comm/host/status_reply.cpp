@@ -29,10 +29,10 @@ Frame status_frame(uint64_t group_id, const StatusReply& reply) {
           .text = reply.status};
 }
 
-/// First line: the wait, or "-"; then the calls.
+/// First line: whether it diagnoses and, if it waits, in which collective and for whom; then the calls.
 std::string status_body(const StatusReply& reply) {
-  std::string body = "-";
-  if (reply.wait) body = fmt::format("{} {}", reply.wait->sequence, fmt::join(reply.wait->for_ranks, " "));
+  std::string body = reply.diagnoses ? "1" : "0";
+  if (reply.wait) body += fmt::format(" {} {}", reply.wait->sequence, fmt::join(reply.wait->for_ranks, " "));
   for (const std::string& call : reply.trace.fingerprints) body += "\n" + call;
   return body;
 }
@@ -44,11 +44,12 @@ StatusReply parse_status(const Frame& frame, int64_t rank) {
   StatusReply reply{.status = frame.text, .trace = {.rank = rank, .count = frame.sequence}};
   for (size_t i = 1; i < lines.size(); ++i)
     reply.trace.fingerprints.push_back(printable(lines[i], kMaxFrameText));
-  if (lines.empty() || lines[0] == "-") return reply;
+  const std::vector<std::string> numbers = split(lines.empty() ? "" : lines[0], ' ');
+  reply.diagnoses = !numbers.empty() && numbers[0] == "1";
+  if (numbers.size() < 2) return reply;
   RankWait& wait = reply.wait.emplace();
-  const std::vector<std::string> numbers = split(lines[0], ' ');
-  wait.sequence = parse_number(numbers.at(0));
-  for (size_t i = 1; i < numbers.size() && i <= kMaxAwaited; ++i) {
+  wait.sequence = parse_number(numbers[1]);
+  for (size_t i = 2; i < numbers.size() && i < 2 + kMaxAwaited; ++i) {
     wait.for_ranks.push_back(parse_number(numbers[i]));
   }
   return reply;

@@ -20,6 +20,7 @@ struct StatusReply {
   std::string status;                 // a sentence (to_string(RankStatus))
   FlightTrace trace;                  // its last calls in the group of the query
   std::optional<RankWait> wait = {};  // nullopt: not in this group
+  bool diagnoses = false;             // its own wait in this group has timed out
 };
 
 /// Most ranks named in `for_ranks`.

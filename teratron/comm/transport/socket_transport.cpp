@@ -61,6 +61,14 @@ class SocketTransport final : public Transport {
 
   void close(bool /*failed*/) override { stop(); }
 
+  std::string unanswered_address(int64_t rank) override {
+    Peer& peer = peer_of(rank);
+    const std::lock_guard lock(peer.mutex);
+    if (peer.out >= 0) return "";
+    const SocketAddress address = addresses_.at(rank);
+    return fmt::format("{}:{}", address.address, address.port);
+  }
+
   void send(int64_t to, ByteSpan head, ByteSpan body) override {
     Peer& peer = peer_of(to);
     {
@@ -295,6 +303,7 @@ class SocketTransport final : public Transport {
   void serve() {
     std::array<epoll_event, 256> events;
     std::optional<Clock::time_point> stopped;
+    buffer_.resize(kReadBytes);
     while (true) {
       try {
         drain_queued();
@@ -321,7 +330,7 @@ class SocketTransport final : public Transport {
   std::unordered_map<int, Connection>
       connections_;  // by descriptor; used by the thread only, as the next two
   std::vector<std::pair<Clock::time_point, int64_t>> retries_;  // ranks to call again
-  std::vector<std::byte> buffer_ = std::vector<std::byte>(kReadBytes);
+  std::vector<std::byte> buffer_;
   std::atomic<int64_t> opened_ = 0;
   TransportReceiver* receiver_ = nullptr;
   std::atomic<bool> stopping_ = false;

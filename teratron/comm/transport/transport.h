@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "teratron/base/error.h"
 
@@ -30,6 +31,8 @@ class Transport {
   virtual int64_t size() const = 0;
   /// Connections to other ranks that were opened so far; 0 where the transport does not know.
   virtual int64_t connections() const { return 0; }
+  /// Where a rank listens that this one has called in vain so far; "" if they are connected.
+  virtual std::string unanswered_address(int64_t /*rank*/) { return ""; }
   /// Starts delivering to `receiver`, until close(). Called once.
   virtual void start(TransportReceiver& receiver) = 0;
   /// Queues head and body for another rank, in order, keeping no references to them. Thread-safe; never waits
