@@ -107,6 +107,7 @@ class LaunchEnvReader {
       env_.store_listen_fd = static_cast<int>(number("TERATRON_STORE_LISTENER", 1 << 20));
     }
     if (const auto attempt = environment_("TORCHELASTIC_RESTART_COUNT")) env_.attempt = *attempt;
+    env_.interface = environment_("TERATRON_SOCKET_IFNAME").value_or("");
     read_secret();
   }
 

@@ -5,8 +5,8 @@
 //   MPICH, Intel MPI            PMI_RANK PMI_SIZE MPI_LOCALRANKID, and MASTER_ADDR
 //   srun                        SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_STEP_NODELIST
 //
-// The first launcher whose variables are set wins. All honour MASTER_ADDR, MASTER_PORT and
-// TERATRON_JOB_SECRET.
+// The first launcher whose variables are set wins. All honour MASTER_ADDR, MASTER_PORT,
+// TERATRON_SOCKET_IFNAME and TERATRON_JOB_SECRET.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +38,7 @@ struct LaunchEnv {
   int master_port = 29500;
   bool agent_store = false;             // torchrun's agent hosts the TCPStore
   std::optional<int> store_listen_fd;   // listening socket that `teratron launch` passes to rank 0
+  std::string interface = {};           // TERATRON_SOCKET_IFNAME; "": that of the route to rank 0
   std::string attempt = "0";            // restart count
   std::string secret = {};              // TERATRON_JOB_SECRET, to authenticate connections; "": none
   bool mpi = false;                     // started by a launcher that supports MPI_Init

@@ -56,6 +56,8 @@ TEST(LaunchEnv, ReadsTheVariablesOfEveryLauncher) {
   EXPECT_EQ(torchrun.secret, "");
   EXPECT_EQ(env_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TERATRON_JOB_SECRET", "0123456789abcdef"}}).secret,
             "0123456789abcdef");
+  EXPECT_EQ(env_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TERATRON_SOCKET_IFNAME", "eth1"}}).interface,
+            "eth1");
   EXPECT_NE(problem_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TERATRON_JOB_SECRET", "short"}})
                 .find("TERATRON_JOB_SECRET has 5 characters, fewer than 16"),
             std::string::npos);

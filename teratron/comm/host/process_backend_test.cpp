@@ -190,6 +190,16 @@ TEST(ProcessBackend, NamesARankThatDoesNotAnswer) {
             "stopped or its node is unreachable");
 }
 
+/// Two ranks that are not neighbours in the tree connect when they need to; one of them cannot be reached.
+TEST(ProcessBackend, NamesTheAddressOfARankThatItCouldNotCall) {
+  std::vector<std::unique_ptr<Transport>> transports = connected_transports(4);
+  ProcessBackend ranks(std::move(transports[1]), 200ms);
+  const std::string fault = fault_of([&] { ranks.group({1, 3})->receive(1, {.operation = "message"}); });
+  const std::string expected =
+      "timed out after 0.2 s: rank 3 does not answer: it is stopped or its node is unreachable at 127.0.0.1:";
+  EXPECT_TRUE(contains(fault, expected)) << fault;
+}
+
 TEST(ProcessBackend, NoticesADeathImmediately) {
   std::vector<std::unique_ptr<Transport>> transports = connected_transports(2);
   ProcessBackend ranks(std::move(transports[0]), 1min);
@@ -206,7 +216,8 @@ TEST(ProcessBackend, NoticesADeathImmediately) {
 
 TEST(SocketTransport, NamesRanksThatDidNotConnect) {
   FileDescriptor listener = listen_on("127.0.0.1", 0);
-  const SocketAddress own{"127.0.0.1", port_of(listener)};
+  const int port = port_of(listener);
+  const SocketAddress own{"127.0.0.1", port};
   // Connections without the key are ignored.
   EXPECT_GE(connect_to("127.0.0.1", port_of(listener), in(5s)).get(), 0);
   try {
@@ -214,9 +225,13 @@ TEST(SocketTransport, NamesRanksThatDidNotConnect) {
                     std::move(listener), 300ms);
     FAIL() << "no fault";
   } catch (const Fault& fault) {
-    EXPECT_STREQ(fault.what(),
-                 "rank 0 could not connect to ranks 1, 2 within 0.3 s. Other connections to this port were "
-                 "refused, from 127.0.0.1: 1 said nothing that a rank says");
+    EXPECT_EQ(
+        fault.what(),
+        fmt::format("rank 0 could not connect to ranks 1, 2 within 0.3 s. They were to call 127.0.0.1:{}. "
+                    "Other connections to this port were refused, from 127.0.0.1: 1 said nothing that "
+                    "a rank says. On machines with several networks, TERATRON_SOCKET_IFNAME names the "
+                    "interface that ranks are called at",
+                    port));
   }
 }
 
@@ -229,7 +244,10 @@ TEST(SocketTransport, AParentThatDropsPacketsIsGivenUpInTime) {
                     listen_on("127.0.0.1", 0), 300ms);
   });
   EXPECT_EQ(fault,
-            fmt::format("rank 1 could not connect to rank 0 at 127.0.0.1:{} within 0.3 s", parent.port()));
+            fmt::format("rank 1 could not connect to rank 0 at 127.0.0.1:{} within 0.3 s. It calls from "
+                        "127.0.0.1. On machines with several networks, TERATRON_SOCKET_IFNAME names the "
+                        "interface that ranks are called at",
+                        parent.port()));
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 60s) << "the kernel alone would try for two minutes";
 }
 

@@ -191,7 +191,7 @@ class StoreMeeting {
   bool has_outcome() const {
     if (!client_.has(key("outcome"))) return false;
     const std::string outcome = client_.get(key("outcome"));
-    if (outcome.empty() || outcome[0] != kMet) fail(outcome + " ");
+    if (outcome.empty() || outcome[0] != kMet) fail(outcome.empty() ? " " : outcome);
     return true;
   }
 
@@ -200,6 +200,7 @@ class StoreMeeting {
     nonce_ = random_hex(kNonceDigits);
     client_.put(key("0"), value_);  // before others can wait for it
     client_.put(kJob, fmt::format("{} {} {}", nonce_, env_.size, env_.attempt));
+    if (is_start_refusal(text_)) report(kInconsistent, text_.substr(1));
     while (client_.add(key("joined"), 0) + 1 < env_.size) {
       if (passed()) {
         report(kTimedOut, client_.point.timed_out(client_.point.missing(missing())));
@@ -219,7 +220,12 @@ class StoreMeeting {
     return value.substr(value.find('\n') + 1);
   }
 
+  /// A start that had an outcome before this rank came is over: what ended it is not told again.
   bool join_and_wait() {
+    if (client_.has(kJob)) {
+      nonce_ = job_words(client_.get(kJob))[0];
+      is_over_ = client_.has(key("outcome"));
+    }
     const auto pause = [this] {
       std::this_thread::sleep_until(std::min(Clock::now() + wait_, client_.point.deadline));
     };
@@ -230,20 +236,26 @@ class StoreMeeting {
       meeting_.texts[parent] = text_of(parent);
       return true;
     }
+    if (is_over_) fail_after_earlier_start();
     return false;
+  }
+
+  static std::vector<std::string> job_words(const std::string& job) {
+    std::vector<std::string> words = split(job);
+    if (words.size() == 3) return words;
+    throw Fault(fmt::format("'{}' does not describe the start of a job", printable(job)));
   }
 
   /// Joins the start that `job` describes, unless it has or that one is over.
   void join(const std::string& job) {
-    const std::vector<std::string> words = split(job);
-    if (words.size() != 3)
-      throw Fault(fmt::format("'{}' does not describe the start of a job", printable(job)));
+    const std::vector<std::string> words = job_words(job);
     if (words[0] == nonce_ && (joined_ || is_over_)) return;
     nonce_ = words[0];
     const std::string here = std::to_string(env_.rank);
     const bool fits = words[1] == std::to_string(env_.size);
     const bool is_first = client_.put_first(key(here), value_);
     joined_ = is_first && fits;
+    if (joined_ && is_start_refusal(text_)) report(kInconsistent, text_.substr(1));
     if (joined_) client_.add(key("joined"), 1);
     is_over_ = !joined_ && is_earlier(is_first);
     if (joined_ || is_over_) return;
@@ -253,6 +265,14 @@ class StoreMeeting {
     }
     if (client_.get(key(here)).starts_with(env_.attempt + " "))
       report(kInconsistent, fmt::format("rank {} of {} was started twice", here, env_.size));
+  }
+
+  [[noreturn]] void fail_after_earlier_start() const {
+    const std::string outcome = client_.get(key("outcome"));
+    const bool met = outcome.empty() || outcome[0] == kMet;
+    client_.point.fail(fmt::format("rank {} found a start that was over ({}) and rank 0 began no other",
+                                   env_.rank,
+                                   met ? "all had met" : printable(outcome.substr(1), kMaxGreetingText)));
   }
 
   /// An earlier start, until rank 0 starts again: it has this rank or, if it had another number of ranks, has

@@ -37,7 +37,7 @@ class AgentStoreTest : public testing::Test {
 
   /// Rank 0 comes last, after a while, and gives up first.
   static std::vector<Joined> start(const std::vector<LaunchEnv>& ranks,
-                                   std::chrono::milliseconds timeout = 20s) {
+                                   std::chrono::milliseconds timeout = 20s, int64_t refusing = -1) {
     std::vector<Joined> joined(ranks.size());
     std::vector<std::thread> threads;
     for (size_t i = 0; i < ranks.size(); ++i) {
@@ -45,7 +45,10 @@ class AgentStoreTest : public testing::Test {
         if (ranks[i].rank == 0) std::this_thread::sleep_for(250ms);
         try {
           const auto limit = timeout + (ranks[i].rank == 0 ? 0s : 2s);
-          joined[i].meeting = join_agent_store(ranks[i], limit)->meet(fmt::format("i am {}", i));
+          const bool refuses = ranks[i].rank == refusing;
+          joined[i].meeting =
+              join_agent_store(ranks[i], limit)
+                  ->meet(refuses ? start_refusal("it cannot", "Change it") : fmt::format("i am {}", i));
         } catch (const std::exception& error) {
           joined[i].error = error.what();
         }
@@ -85,6 +88,10 @@ TEST_F(AgentStoreTest, ARankMakesFewRequestsWhateverTheNumberOfRanks) {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
     expect_met(joined);
     const auto waits = static_cast<int64_t>(seconds.count() / 0.1) + 1;
+    int64_t requests = 0;
+    for (const Joined& rank : joined) requests += rank.meeting.store_requests;
+    RecordProperty(fmt::format("requests of {}", size),
+                   fmt::format("{} in {:.2f} s", requests, seconds.count()));
     for (size_t rank = 0; rank < joined.size(); ++rank) {
       const int64_t texts = rank == 0 ? size : 1;  // that it reads
       EXPECT_LE(joined[rank].meeting.store_requests, 10 + texts + 2 * waits) << rank << " of " << size;
@@ -108,6 +115,32 @@ TEST_F(AgentStoreTest, NamesARankThatDoesNotCome) {
     EXPECT_NE(rank.error.find("rank 2 of 3 did not join"), std::string::npos) << rank.error;
   const std::string alone = start({env(1, 3)}, 400ms)[0].error;
   EXPECT_NE(alone, "");
+}
+
+/// The store still has why the start before ended.
+TEST_F(AgentStoreTest, AStartThatTimedOutDoesNotEndTheNext) {
+  for (const Joined& rank : start({env(0, 3), env(1, 3)}, 1s)) EXPECT_NE(rank.error, "");
+  const std::vector<Joined> joined = start(ranks(3));
+  expect_met(joined);
+  for (const Joined& rank : joined) EXPECT_LE(rank.meeting.store_requests, 40);
+}
+
+TEST_F(AgentStoreTest, ARankThatFindsOnlyAnOldStartSaysSo) {
+  start({env(0, 3), env(1, 3)}, 1s);
+  const std::string late = start({env(2, 3)}, 300ms)[0].error;
+  EXPECT_NE(late.find("rank 2 found a start that was over (rank 2 of 3 did not join"), std::string::npos)
+      << late;
+  EXPECT_NE(late.find("and rank 0 began no other"), std::string::npos) << late;
+  expect_met(start(ranks(2)));
+  const std::string other = start({env(1, 2)}, 300ms)[0].error;
+  EXPECT_NE(other.find("rank 1 found a start that was over (all had met)"), std::string::npos) << other;
+}
+
+TEST_F(AgentStoreTest, ARankThatCannotStartTellsAll) {
+  for (const int64_t refusing : {0, 2}) {
+    for (const Joined& rank : start(ranks(3), 20s, refusing))
+      EXPECT_EQ(rank.error, "ranks: it cannot. Change it.") << refusing;
+  }
 }
 
 TEST_F(AgentStoreTest, ReportsInconsistentStartsOnAllRanks) {

@@ -1,11 +1,15 @@
 #include "teratron/comm/rendezvous/connect_ranks.h"
 
+#include <bit>
 #include <utility>
 
 #include <fmt/ranges.h>
 
+#include "teratron/base/environment.h"
 #include "teratron/base/log.h"
 #include "teratron/comm/host/flight_recorder.h"
+#include "teratron/comm/transport/descriptor_limit.h"
+#include "teratron/comm/transport/interfaces.h"
 #include "teratron/comm/transport/socket_transport.h"
 
 namespace teratron {
@@ -22,13 +26,44 @@ void report_restarts(const std::vector<int64_t>& ranks, const std::vector<std::s
          fmt::join(parts, "; "));
 }
 
+/// Other files; and rank 0 has a connection to every rank until all have joined, others to their neighbours
+/// in the tree of ranks and to those that collectives along a tree or a hypercube reach.
+int64_t needed_descriptors(const LaunchEnv& env) {
+  const bool all = env.rank == 0 && !env.agent_store;
+  return 64 + (all ? env.size : 4 * std::bit_width(static_cast<uint64_t>(env.size)));
+}
+
+/// Why this rank cannot start, for all ranks; "" if it can.
+std::string own_refusal(const LaunchEnv& env, const std::string& address) {
+  const std::string here = fmt::format("rank {} of {} on {}", env.rank, env.size, host_name());
+  const int64_t limit = raise_descriptor_limit(), needed = needed_descriptors(env);
+  if (limit < needed) {
+    return start_refusal(
+        fmt::format("{} may open {} files and sockets, but needs {}", here, limit, needed),
+        "Raise the hard limit on its machine (ulimit -n): ulimit -Hn, LimitNOFILE= of a systemd "
+        "unit, --ulimit nofile= of a container");
+  }
+  if (!address.empty()) return "";
+  return start_refusal(
+      fmt::format("{} has no interface '{}' with an address, but {}", here, printable(env.interface, 40),
+                  fmt::join(interfaces_with_addresses(), ", ")),
+      "Correct TERATRON_SOCKET_IFNAME on its machine, or unset it");
+}
+
 }  // namespace
 
 std::unique_ptr<Transport> connect_ranks(const LaunchEnv& env, Rendezvous& rendezvous,
                                          std::chrono::milliseconds timeout) {
-  FileDescriptor listener = listen_on(rendezvous.own_address(), 0);
-  const SocketAddress own{.address = rendezvous.own_address(), .port = port_of(listener)};
-  const Meeting meeting = rendezvous.meet(fmt::format("{} {}", env.attempt, to_string(own)));
+  SocketAddress own{.address = env.interface.empty() ? rendezvous.own_address()
+                                                     : address_of_interface(env.interface)};
+  std::string text = own_refusal(env, own.address);
+  FileDescriptor listener;
+  if (text.empty()) {
+    listener = listen_on(own.address, 0);
+    own.port = port_of(listener);
+    text = fmt::format("{} {}", env.attempt, to_string(own));
+  }
+  const Meeting meeting = rendezvous.meet(text);
   SocketPeers peers{.rank = env.rank, .size = env.size, .key = env.secret + " " + meeting.nonce};
   std::vector<int64_t> ranks;
   std::vector<std::string> restarts;

@@ -184,6 +184,10 @@ Reception::Reception(FileDescriptor listener, Options options)
   watch(listener_);
 }
 
+std::string Reception::address() const {
+  return fmt::format("{}:{}", local_address(listener_), port_of(listener_));
+}
+
 void Reception::watch(const FileDescriptor& connection) const {
   epoll_event event{.events = EPOLLIN, .data = {.fd = connection.get()}};
   epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection.get(), &event);

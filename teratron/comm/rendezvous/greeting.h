@@ -97,6 +97,8 @@ class Reception {
   };
 
   Reception(FileDescriptor listener, Options options);
+  /// "address:port" where it listens.
+  std::string address() const;
   /// Readable when next() may have something to do.
   int fd() const { return epoll_.get(); }
   /// The next caller that has proven to know the key; nullopt at the deadline. Throws Fault if there are no

@@ -14,14 +14,13 @@
 #include "teratron/base/log.h"
 #include "teratron/comm/host/flight_recorder.h"
 #include "teratron/comm/host/tree.h"
-#include "teratron/comm/transport/descriptor_limit.h"
 
 namespace teratron {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kCallInterval{100};
-constexpr int64_t kOtherDescriptors = 64;        // that a process has open beside those to other ranks
+constexpr char kFixMark = '|';                   // between a problem and how to fix it
 constexpr std::chrono::seconds kReportTime{10};  // for all ranks to learn why the job does not start
 
 /// Rank 0's answer to a rank that has joined: the nonce and the parent's text, or why there is no start.
@@ -73,13 +72,12 @@ class RendezvousHost final : public Rendezvous {
   explicit RendezvousHost(RendezvousPoint point)
       : point_(std::move(point)),
         own_address_(own_address_towards(point_.address)),
-        reception_(listener(), {.purpose = Greeting::Purpose::rendezvous, .key = point_.env.secret}) {
-    check_descriptor_limit();
-  }
+        reception_(listener(), {.purpose = Greeting::Purpose::rendezvous, .key = point_.env.secret}) {}
 
   const std::string& own_address() const override { return own_address_; }
 
   Meeting meet(const std::string& text) override {
+    if (is_start_refusal(text)) report_inconsistent(text.substr(1), std::nullopt);
     while (!complete()) {
       std::optional<Reception::Caller> caller = reception_.next(point_.deadline);
       if (!caller) report_missing();
@@ -103,18 +101,6 @@ class RendezvousHost final : public Rendezvous {
     return inherited ? FileDescriptor(*inherited) : listen_on(point_.address, point_.env.master_port);
   }
 
-  /// One for every rank, until all have joined.
-  void check_descriptor_limit() const {
-    const int64_t limit = raise_descriptor_limit(), needed = point_.env.size + kOtherDescriptors;
-    if (limit >= needed) return;
-    throw config_error(
-        {.what = fmt::format("rank 0 of {} may open {} files and sockets, but needs {} while the job starts",
-                             point_.env.size, limit, needed),
-         .where = "ulimit -n",
-         .fix = "Raise the hard limit on its machine: ulimit -Hn, LimitNOFILE= of a systemd unit, --ulimit "
-                "nofile= of a container"});
-  }
-
   /// A rank that has joined may have died since.
   bool complete() {
     if (static_cast<int64_t>(joined_.size()) + 1 < point_.env.size) return false;
@@ -123,6 +109,7 @@ class RendezvousHost final : public Rendezvous {
 
   std::string problem_of(const Reception::Caller& caller) const {
     const int64_t size = point_.env.size;
+    if (is_start_refusal(caller.text)) return printable(caller.text.substr(1), kMaxGreetingText);
     if (caller.size != size) {
       return fmt::format("rank {} was started as one of {} ranks, rank 0 as one of {}", caller.rank,
                          caller.size, size);
@@ -152,14 +139,17 @@ class RendezvousHost final : public Rendezvous {
   }
 
   /// Also to ranks that join within the next seconds.
-  [[noreturn]] void report_inconsistent(const std::string& problem, Reception::Caller caller) {
+  [[noreturn]] void report_inconsistent(const std::string& problem, std::optional<Reception::Caller> caller) {
     const std::string reply = encode_reply(Reply::Kind::inconsistent, {problem});
     const auto limit = Clock::now() + kReportTime;
     send_all(reply, limit);
     auto informed = static_cast<int64_t>(joined_.size());
-    for (std::optional<Reception::Caller> next = std::move(caller); next; next = reception_.next(limit)) {
-      write_exactly(next->connection, reply.data(), reply.size(), limit);
-      if (++informed + 1 >= point_.env.size) break;
+    while (informed + 1 < point_.env.size) {
+      if (!caller) caller = reception_.next(limit);
+      if (!caller) break;
+      write_exactly(caller->connection, reply.data(), reply.size(), limit);
+      caller.reset();
+      ++informed;
     }
     throw inconsistent_start(problem);
   }
@@ -267,10 +257,20 @@ std::string RendezvousPoint::missing(const std::vector<int64_t>& ranks) const {
 }
 
 UserError inconsistent_start(const std::string& problem) {
-  return config_error({.what = problem,
+  const size_t mark = problem.rfind(kFixMark);
+  const char* const usual =
+      "Start all machines with the same --nnodes and --nproc-per-node, each with a different --node-rank";
+  return config_error({.what = problem.substr(0, mark),
                        .where = "ranks",
-                       .fix = "Start all machines with the same --nnodes and --nproc-per-node, each with a "
-                              "different --node-rank"});
+                       .fix = mark == std::string::npos ? usual : problem.substr(mark + 1)});
+}
+
+std::string start_refusal(const std::string& problem, const std::string& fix) {
+  return fmt::format("!{}{}{}", problem, kFixMark, fix);
+}
+
+bool is_start_refusal(const std::string& text) {
+  return text.starts_with('!');
 }
 
 std::unique_ptr<Rendezvous> join_rendezvous(const LaunchEnv& env, std::chrono::milliseconds timeout) {

@@ -29,7 +29,8 @@ class Rendezvous {
   /// This node's numeric address as reachable by the other ranks.
   virtual const std::string& own_address() const = 0;
   /// Joins with this rank's text, of at most kMaxGreetingText bytes. To be called once. Throws Fault naming
-  /// the ranks that are missing after the timeout, UserError(config) if ranks were started inconsistently.
+  /// the ranks that are missing after the timeout, UserError(config) if ranks were started inconsistently or
+  /// a rank's text is a start_refusal().
   virtual Meeting meet(const std::string& text) = 0;
 };
 
@@ -57,5 +58,9 @@ struct RendezvousPoint {
 constexpr size_t kNonceDigits = 32;
 
 UserError inconsistent_start(const std::string& problem);
+
+/// The text of a rank that cannot start, so that all ranks learn why.
+std::string start_refusal(const std::string& problem, const std::string& fix);
+bool is_start_refusal(const std::string& text);
 
 }  // namespace teratron

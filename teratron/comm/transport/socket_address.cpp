@@ -41,6 +41,16 @@ std::string numeric_name(const sockaddr* address, socklen_t length) {
   return error == 0 ? name.data() : "";
 }
 
+/// Of one end of a connection.
+std::string address_by(decltype(&getsockname) get_name, const FileDescriptor& connection) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(storage);
+  auto* end = reinterpret_cast<sockaddr*>(&storage);
+  const bool known = get_name(connection.get(), end, &length) == 0;
+  const std::string name = known ? numeric_name(end, length) : "";
+  return name.empty() ? "?" : name;
+}
+
 }  // namespace
 
 FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept : fd_(other.release()) {}
@@ -106,13 +116,12 @@ std::string own_address_towards(const std::string& address) {
   return known ? numeric_name(own, length) : "";
 }
 
+std::string local_address(const FileDescriptor& connection) {
+  return address_by(getsockname, connection);
+}
+
 std::string peer_address(const FileDescriptor& connection) {
-  sockaddr_storage storage{};
-  socklen_t length = sizeof(storage);
-  auto* peer = reinterpret_cast<sockaddr*>(&storage);
-  const bool known = getpeername(connection.get(), peer, &length) == 0;
-  const std::string name = known ? numeric_name(peer, length) : "";
-  return name.empty() ? "?" : name;
+  return address_by(getpeername, connection);
 }
 
 int milliseconds_until(SteadyTime deadline) {

@@ -39,6 +39,8 @@ int port_of(const FileDescriptor& listener);
 std::vector<std::string> resolve(const std::string& host);
 /// This node's address on the route to `address`; "" if there is no route.
 std::string own_address_towards(const std::string& address);
+/// The numeric address of this end of a connection, or of a listener; "?" if there is none.
+std::string local_address(const FileDescriptor& connection);
 /// The numeric address of the other end; "?" if it is gone.
 std::string peer_address(const FileDescriptor& connection);
 /// Connects to a numeric address; an empty descriptor if nothing listens there, or answers by `deadline`.

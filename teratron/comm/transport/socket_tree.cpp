@@ -50,7 +50,10 @@ class TreeConnector {
       Call call(std::move(connection), greeting, peers_.key);
       const bool greeted = open && call.greet(deadline_) == Call::Answer::greeted;
       if (greeted && call.prove("", deadline_)) return add(parent, std::move(call.connection()));
-      if (Clock::now() >= deadline_) fail(fmt::format("rank {} at {}:{}", parent, to.address, to.port), "");
+      if (Clock::now() >= deadline_) {
+        fail(fmt::format("rank {} at {}:{}", parent, to.address, to.port),
+             fmt::format("It calls from {}", own_address_towards(to.address)));
+      }
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
   }
@@ -61,7 +64,11 @@ class TreeConnector {
       std::erase_if(missing, [&](int64_t child) { return tree_.neighbours.contains(child); });
       if (missing.empty()) return;
       std::optional<Reception::Caller> caller = reception_.next(deadline_);
-      if (!caller) fail(describe_ranks(missing), reception_.strangers());
+      if (!caller) {
+        const std::string strangers = reception_.strangers();
+        fail(describe_ranks(missing), fmt::format("They were to call {}{}{}", reception_.address(),
+                                                  strangers.empty() ? "" : ". ", strangers));
+      }
       const bool expected = std::find(missing.begin(), missing.end(), caller->rank) != missing.end();
       if (expected) {
         add(caller->rank, std::move(caller->connection));
@@ -105,10 +112,12 @@ class TreeConnector {
     tree_.neighbours[rank] = std::move(connection);
   }
 
-  [[noreturn]] void fail(const std::string& missing, const std::string& strangers) const {
+  [[noreturn]] void fail(const std::string& missing, const std::string& details) const {
     const double seconds = std::chrono::duration<double>(timeout_).count();
-    throw Fault(fmt::format("rank {} could not connect to {} within {:g} s{}{}", peers_.rank, missing,
-                            seconds, strangers.empty() ? "" : ". ", strangers));
+    throw Fault(
+        fmt::format("rank {} could not connect to {} within {:g} s. {}. On machines with several "
+                    "networks, TERATRON_SOCKET_IFNAME names the interface that ranks are called at",
+                    peers_.rank, missing, seconds, details));
   }
 
   [[noreturn]] void fail_between(int64_t peer) const {
