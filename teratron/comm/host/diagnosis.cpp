@@ -132,7 +132,7 @@ std::vector<int64_t> ProcessBackend::next_to_ask(const WaitCondition& condition,
     const int64_t below = at == 0 ? size : std::min(size, at + (at & -at));
     for (int64_t i = at; i < below; ++i) next.insert(members[i]);
   }
-  std::erase_if(next, [&](int64_t r) { return r >= size_ || r == rank_ || replies.contains(r); });
+  std::erase_if(next, [&](int64_t r) { return r == rank_ || replies.contains(r) || !members.find(r); });
   return {next.begin(), next.end()};
 }
 

@@ -8,7 +8,7 @@
 
 #include "teratron/comm/rendezvous/connect_ranks.h"
 #include "teratron/comm/transport/descriptor_limit.h"
-#include "teratron/testing/fitted_exponent.h"
+#include "teratron/testing/scale/fitted_exponent.h"
 
 namespace teratron {
 namespace {

@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "teratron/testing/scale/fitted_exponent.h"
+
 namespace teratron {
 
 namespace {
@@ -28,21 +30,13 @@ JobCosts costs_of(int64_t ranks, const std::function<void(HostGroup&)>& body) {
   return costs;
 }
 
-double fitted_exponent(const std::vector<JobCosts>& jobs,
-                       const std::function<int64_t(const JobCosts&)>& y_of) {
-  const auto count = static_cast<double>(jobs.size());
-  const auto x = [](const JobCosts& job) { return std::log(static_cast<double>(job.ranks)); };
-  const auto y = [&](const JobCosts& job) { return std::log(static_cast<double>(y_of(job))); };
-  double mean_x = 0, mean_y = 0, xx = 0, xy = 0;
+double exponent_of(const std::vector<JobCosts>& jobs, const std::function<int64_t(const JobCosts&)>& y_of) {
+  std::vector<double> x, y;
   for (const JobCosts& job : jobs) {
-    mean_x += x(job) / count;
-    mean_y += y(job) / count;
+    x.push_back(static_cast<double>(job.ranks));
+    y.push_back(static_cast<double>(y_of(job)));
   }
-  for (const JobCosts& job : jobs) {
-    xx += (x(job) - mean_x) * (x(job) - mean_x);
-    xy += (x(job) - mean_x) * (y(job) - mean_y);
-  }
-  return xy / xx;
+  return fitted_exponent(x, y);
 }
 
 }  // namespace
@@ -56,9 +50,9 @@ ScaleCosts count_costs(const std::string& name, const std::function<void(HostGro
                        ranks, job.messages, job.bytes, job.most.messages, job.most.rounds, job.most.sent,
                        job.most.received);
   }
-  costs.of_messages = fitted_exponent(costs.jobs, [](const JobCosts& job) { return job.messages; });
-  costs.of_bytes = fitted_exponent(costs.jobs, [](const JobCosts& job) { return job.bytes; });
-  costs.of_most_bytes = fitted_exponent(costs.jobs, [](const JobCosts& job) { return job.most.received; });
+  costs.of_messages = exponent_of(costs.jobs, [](const JobCosts& job) { return job.messages; });
+  costs.of_bytes = exponent_of(costs.jobs, [](const JobCosts& job) { return job.bytes; });
+  costs.of_most_bytes = exponent_of(costs.jobs, [](const JobCosts& job) { return job.most.received; });
   testing::Test::RecordProperty(name, row + fmt::format("exponents {:.2f}, {:.2f}, {:.2f}", costs.of_messages,
                                                         costs.of_bytes, costs.of_most_bytes));
   return costs;
