@@ -34,11 +34,11 @@
 #include <vector>
 
 #include "teratron/base/error.h"
+#include "teratron/comm/diagnosis/status_reply.h"
 #include "teratron/comm/host/flight_recorder.h"
 #include "teratron/comm/host/frame.h"
 #include "teratron/comm/host/host_traffic.h"
 #include "teratron/comm/host/rank_list.h"
-#include "teratron/comm/host/status_reply.h"
 
 namespace teratron {
 
