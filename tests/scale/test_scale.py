@@ -301,7 +301,7 @@ def exponent(costs):
 
 # The most that costs of all ranks may grow with: n, and n log n, which has 1.24 between 16 and 256 ranks.
 EXPONENTS = {"messages": 1.05, "bytes": 1.3}
-OF_CHECKPOINTS = {"messages": 1.3, "bytes": 1.5}  # of a load 1.41 up to 64 ranks, 1.19 up to 256
+OF_CHECKPOINTS = {"messages": 1.3, "bytes": 1.5}  # with fewer ranks the exponents are larger: of a load 1.41 up to 64, 1.19 up to 256
 
 
 def check_exponents(jobs):
