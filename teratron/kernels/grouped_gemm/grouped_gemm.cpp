@@ -20,6 +20,11 @@ bool has_sizes(const at::Tensor& w_GOI) {
          w_GOI.size(0) > 0 && w_GOI.size(0) <= cuda::grouped_gemm_max_groups;
 }
 
+bool can_multiply(const at::Tensor& rows) {
+  return rows.is_cuda() && rows.scalar_type() == at::kBFloat16 && rows.is_contiguous() && is_aligned(rows) &&
+         cuda::has_grouped_gemm();
+}
+
 void require_rows(const at::Tensor& rows, int64_t width, const at::Tensor& ends_G) {
   TERATRON_ASSERT(rows.dim() == 2 && rows.size(1) == width && rows.is_contiguous() && is_aligned(rows) &&
                       rows.scalar_type() == at::kBFloat16 && rows.size(0) <= INT32_MAX,
@@ -57,13 +62,12 @@ at::Tensor multiply(const at::Tensor& x, const at::Tensor& w_GOI, const at::Tens
 }  // namespace
 
 bool fits_grouped_gemm(const at::Tensor& rows, const at::Tensor& w_GOI) {
-  return rows.is_cuda() && rows.scalar_type() == at::kBFloat16 && w_GOI.scalar_type() == at::kBFloat16 &&
-         rows.is_contiguous() && is_aligned(rows) && is_stack(w_GOI) && has_sizes(w_GOI) &&
-         cuda::has_grouped_gemm();
+  return can_multiply(rows) && w_GOI.scalar_type() == at::kBFloat16 && is_stack(w_GOI) && has_sizes(w_GOI);
 }
 
-bool fits_weight_gradient(const at::Tensor& sum_GOI) {
-  return sum_GOI.is_cuda() && sum_GOI.scalar_type() == at::kFloat && is_stack(sum_GOI) && has_sizes(sum_GOI);
+bool fits_weight_gradient(const at::Tensor& sum_GOI, const at::Tensor& dy_RO, const at::Tensor& x_RI) {
+  return can_multiply(dy_RO) && can_multiply(x_RI) && sum_GOI.scalar_type() == at::kFloat &&
+         is_stack(sum_GOI) && has_sizes(sum_GOI);
 }
 
 at::Tensor grouped_gemm_forward(const at::Tensor& x_RI, const at::Tensor& w_GOI, const at::Tensor& ends_G) {
@@ -79,10 +83,10 @@ void grouped_gemm_weight_gradient_(at::Tensor sum_GOI, const at::Tensor& dy_RO, 
                                    const at::Tensor& ends_G, bool add) {
   require_rows(dy_RO, sum_GOI.size(1), ends_G);
   require_rows(x_RI, sum_GOI.size(2), ends_G);
-  TERATRON_ASSERT(
-      fits_weight_gradient(sum_GOI) && sum_GOI.size(0) == ends_G.numel() && x_RI.size(0) == dy_RO.size(0),
-      "gradients of weights {} [{}] of {} and {} rows", sum_GOI.toString(), fmt::join(sum_GOI.sizes(), ", "),
-      dy_RO.size(0), x_RI.size(0));
+  TERATRON_ASSERT(fits_weight_gradient(sum_GOI, dy_RO, x_RI) && sum_GOI.size(0) == ends_G.numel() &&
+                      x_RI.size(0) == dy_RO.size(0),
+                  "gradients of weights {} [{}] of {} and {} rows", sum_GOI.toString(),
+                  fmt::join(sum_GOI.sizes(), ", "), dy_RO.size(0), x_RI.size(0));
   if (x_RI.size(0) == 0) {
     if (!add) sum_GOI.zero_();
     return;

@@ -21,8 +21,8 @@ at::Tensor grouped_gemm_forward(const at::Tensor& x_RI, const at::Tensor& w_GOI,
 /// dy [R, O] -> [R, I].
 at::Tensor grouped_gemm_input_gradient(const at::Tensor& dy_RO, const at::Tensor& w_GOI,
                                        const at::Tensor& ends_G);
-/// Whether the kernel can accumulate into these gradients, f32, as above.
-bool fits_weight_gradient(const at::Tensor& sum_GOI);
+/// Whether the kernel can accumulate into these gradients, f32, with rows as above.
+bool fits_weight_gradient(const at::Tensor& sum_GOI, const at::Tensor& dy_RO, const at::Tensor& x_RI);
 /// Overwrites `sum`, or adds to it.
 void grouped_gemm_weight_gradient_(at::Tensor sum_GOI, const at::Tensor& dy_RO, const at::Tensor& x_RI,
                                    const at::Tensor& ends_G, bool add);

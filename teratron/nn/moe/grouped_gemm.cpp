@@ -1,8 +1,42 @@
 #include "teratron/nn/moe/grouped_gemm.h"
 
 #include "teratron/kernels/gemm/gemm.h"
+#include "teratron/kernels/grouped_gemm/grouped_gemm.h"
 
 namespace teratron {
+
+namespace {
+
+// [N, ...]: a view, if these contiguous tensors are evenly spaced in one storage; else undefined.
+at::Tensor view_as_block(const std::vector<at::Tensor>& tensors) {
+  const at::Tensor& first = tensors.front();
+  const int64_t step =
+      tensors.size() > 1 ? tensors[1].storage_offset() - first.storage_offset() : first.numel();
+  if (step < first.numel() || !first.is_contiguous()) return {};
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].is_alias_of(first) ||
+        tensors[i].storage_offset() != first.storage_offset() + step * static_cast<int64_t>(i))
+      return {};
+  }
+  std::vector<int64_t> sizes = first.sizes().vec(), strides = first.strides().vec();
+  sizes.insert(sizes.begin(), static_cast<int64_t>(tensors.size()));
+  strides.insert(strides.begin(), step);
+  return first.as_strided(sizes, strides);
+}
+
+// main_grad of all experts, if one kernel can accumulate into them; else undefined.
+at::Tensor gradient_block(const ExpertParameters& weight) {
+  std::vector<at::Tensor> gradients;
+  for (const Parameter* parameter : weight) {
+    if (!parameter->main_grad.defined() || parameter->main_grad.scalar_type() != at::kFloat ||
+        parameter->grad_is_stale != weight.front()->grad_is_stale)
+      return {};
+    gradients.push_back(parameter->main_grad);
+  }
+  return view_as_block(gradients);
+}
+
+}  // namespace
 
 GroupedGemm::GroupedGemm(const at::Tensor& ends_E, const at::Tensor& rows) : ends_E_(ends_E) {
   if (rows.is_cuda() && rows.scalar_type() == at::kBFloat16) return;
@@ -22,7 +56,11 @@ ExpertWeights weights_of(const ExpertParameters& parameters) {
 }
 
 at::Tensor GroupedGemm::forward(const at::Tensor& x_RI, const ExpertWeights& weight) const {
-  if (ends_.empty()) return at::_grouped_mm(x_RI, as_block(weight).transpose(1, 2), ends_E_);
+  if (ends_.empty()) {
+    const at::Tensor w_EOI = as_block(weight);
+    if (fits_grouped_gemm(x_RI, w_EOI)) return grouped_gemm_forward(x_RI, w_EOI, ends_E_);
+    return at::_grouped_mm(x_RI, w_EOI.transpose(1, 2), ends_E_);
+  }
   const at::Tensor y_RO = at::empty({x_RI.size(0), weight[0].size(0)}, x_RI.options());
   for (size_t e = 0; e < weight.size(); ++e) {
     const at::Tensor x = rows_of(x_RI, e);
@@ -32,7 +70,11 @@ at::Tensor GroupedGemm::forward(const at::Tensor& x_RI, const ExpertWeights& wei
 }
 
 at::Tensor GroupedGemm::input_grad(const at::Tensor& dy_RO, const ExpertWeights& weight) const {
-  if (ends_.empty()) return at::_grouped_mm(dy_RO, as_block(weight), ends_E_);
+  if (ends_.empty()) {
+    const at::Tensor w_EOI = as_block(weight);
+    if (fits_grouped_gemm(dy_RO, w_EOI)) return grouped_gemm_input_gradient(dy_RO, w_EOI, ends_E_);
+    return at::_grouped_mm(dy_RO, w_EOI, ends_E_);
+  }
   const at::Tensor dx_RI = at::empty({dy_RO.size(0), weight[0].size(1)}, dy_RO.options());
   for (size_t e = 0; e < weight.size(); ++e) {
     const at::Tensor dy = rows_of(dy_RO, e);
@@ -43,8 +85,15 @@ at::Tensor GroupedGemm::input_grad(const at::Tensor& dy_RO, const ExpertWeights&
 
 at::Tensor GroupedGemm::weight_grads(const at::Tensor& dy_RO, const at::Tensor& x_RI, int64_t experts) const {
   const at::ScalarType wide = main_grad_dtype(x_RI.scalar_type());
-  if (ends_.empty()) return at::_grouped_mm(dy_RO.t(), x_RI, ends_E_).to(wide);
-  const at::Tensor dw_EOI = at::zeros({experts, dy_RO.size(1), x_RI.size(1)}, x_RI.options().dtype(wide));
+  const at::TensorOptions options = x_RI.options().dtype(wide);
+  const std::vector<int64_t> sizes = {experts, dy_RO.size(1), x_RI.size(1)};
+  if (ends_.empty()) {
+    const at::Tensor dw_EOI = at::empty(sizes, options);
+    if (!fits_weight_gradient(dw_EOI, dy_RO, x_RI)) return at::_grouped_mm(dy_RO.t(), x_RI, ends_E_).to(wide);
+    grouped_gemm_weight_gradient_(dw_EOI, dy_RO, x_RI, ends_E_, /*add=*/false);
+    return dw_EOI;
+  }
+  const at::Tensor dw_EOI = at::zeros(sizes, options);
   for (size_t e = 0; e < static_cast<size_t>(experts); ++e) {
     const at::Tensor dy = rows_of(dy_RO, e);
     if (dy.size(0) > 0)
@@ -59,12 +108,7 @@ void GroupedGemm::accumulate_weight_grad(const at::Tensor& dy_RO, const at::Tens
     for (Parameter* parameter : weight) accumulate_grad(*parameter, [](const at::Tensor&, bool) {});
     return;
   }
-  if (ends_.empty()) {
-    const at::Tensor dw_EOI = at::_grouped_mm(dy_RO.t(), x_RI, ends_E_);
-    for (size_t e = 0; e < weight.size(); ++e)
-      accumulate_grad(*weight[e], dw_EOI.select(0, static_cast<int64_t>(e)));
-    return;
-  }
+  if (ends_.empty()) return accumulate_on_device(dy_RO, x_RI, weight);
   for (size_t e = 0; e < weight.size(); ++e) {
     const at::Tensor dy = rows_of(dy_RO, e);
     accumulate_grad(*weight[e], [&](const at::Tensor& sum, bool add) {
@@ -77,20 +121,23 @@ void GroupedGemm::accumulate_weight_grad(const at::Tensor& dy_RO, const at::Tens
   }
 }
 
-at::Tensor as_block(const ExpertWeights& weights) {
-  const at::Tensor& first = weights.front();
-  std::vector<int64_t> sizes = first.sizes().vec(), strides = first.strides().vec();
-  const int64_t step =
-      weights.size() > 1 ? weights[1].storage_offset() - first.storage_offset() : first.numel();
-  bool even = step >= first.numel() && first.is_contiguous();
-  for (size_t e = 0; e < weights.size(); ++e) {
-    even = even && weights[e].is_alias_of(first) &&
-           weights[e].storage_offset() == first.storage_offset() + step * static_cast<int64_t>(e);
+// Into main_grad directly, or else by way of a block in fp32.
+void GroupedGemm::accumulate_on_device(const at::Tensor& dy_RO, const at::Tensor& x_RI,
+                                       const ExpertParameters& weight) const {
+  const at::Tensor main_grad = gradient_block(weight);
+  if (!main_grad.defined() || !fits_weight_gradient(main_grad, dy_RO, x_RI)) {
+    const at::Tensor dw_EOI = weight_grads(dy_RO, x_RI, std::ssize(weight));
+    for (size_t e = 0; e < weight.size(); ++e)
+      accumulate_grad(*weight[e], dw_EOI.select(0, static_cast<int64_t>(e)));
+    return;
   }
-  if (!even) return at::stack(weights);
-  sizes.insert(sizes.begin(), std::ssize(weights));
-  strides.insert(strides.begin(), step);
-  return first.as_strided(sizes, strides);
+  grouped_gemm_weight_gradient_(main_grad, dy_RO, x_RI, ends_E_, /*add=*/!weight.front()->grad_is_stale);
+  for (Parameter* parameter : weight) accumulate_grad(*parameter, [](const at::Tensor&, bool) {});
+}
+
+at::Tensor as_block(const ExpertWeights& weights) {
+  const at::Tensor view = view_as_block(weights);
+  return view.defined() ? view : at::stack(weights);
 }
 
 }  // namespace teratron

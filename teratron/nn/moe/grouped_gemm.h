@@ -4,8 +4,9 @@
 //
 // for the rows [ends[e - 1], ends[e]) of expert e. Rows after the last end are not defined in the results.
 //
-// bf16 on a GPU: torch's grouped GEMM, whose groups are known to the device only; it rounds dW to bf16 before
-// it is added. Otherwise one GEMM per expert, for which the host reads the ends.
+// bf16 on a GPU: grouped GEMMs, whose groups are known to the device only (kernels/grouped_gemm); where these
+// have no kernel, torch's, which rounds dW to bf16 before it is added. Otherwise one GEMM per expert, for which
+// the host reads the ends.
 #pragma once
 
 #include <vector>
@@ -40,6 +41,8 @@ class GroupedGemm {
 
  private:
   at::Tensor rows_of(const at::Tensor& x, size_t expert) const;
+  void accumulate_on_device(const at::Tensor& dy_RO, const at::Tensor& x_RI,
+                            const ExpertParameters& weight) const;
 
   at::Tensor ends_E_;
   std::vector<int64_t> ends_;  // empty: grouped by the device
