@@ -64,7 +64,7 @@ void check_grouped(const GroupedCase& c) {
   ASSERT_TRUE(fits_grouped_gemm(x, w) && fits_grouped_gemm(dy, w));
   const at::Tensor y = grouped_gemm_forward(x, w, ends), dx = grouped_gemm_input_gradient(dy, w, ends);
   const at::Tensor written = weight_stack(c, at::kFloat), added = weight_stack(c, at::kFloat);
-  ASSERT_TRUE(fits_weight_gradient(added));
+  ASSERT_TRUE(fits_weight_gradient(added, dy, x));
   const at::Tensor before = at::randn(added.sizes(), added.options());
   added.copy_(before);
   grouped_gemm_weight_gradient_(written, dy, x, ends, /*add=*/false);
@@ -138,7 +138,7 @@ TEST_F(GroupedGemmGpu, RefuseWhatTheyCannotMultiply) {
   EXPECT_FALSE(fits_grouped_gemm(x, w.narrow(2, 0, 120)));
   EXPECT_FALSE(fits_grouped_gemm(x, grouped_randn({4, 64, 132})));
   EXPECT_FALSE(fits_grouped_gemm(x.flatten().narrow(0, 1, 99 * 128).view({99, 128}), w));
-  EXPECT_FALSE(fits_weight_gradient(w));
+  EXPECT_FALSE(fits_weight_gradient(w, grouped_randn({100, 64}), x));
 }
 
 }  // namespace
