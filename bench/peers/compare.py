@@ -49,7 +49,8 @@ GOALS = {
     ("t5-base-relative", 1): {f"teratron / {FP32_MASTERS}": 1.35},
     ("qwen3-30b-a3b-4l", 1): {f"teratron / {GROUPED_MM}": 1.30, "teratron / floor": 0.80},
     ("mixtral-8x7b-2l", 1): {"teratron / floor": 0.90},
-    ("llama3-8b-12l", 2, "context"): {f"teratron / {CONTEXT_PARALLEL}": 1.15},
+    ("llama3-8b-12l", 2, "context"): {f"teratron / {CONTEXT_PARALLEL}": 1.15, "teratron / floor": 0.88},
+    ("llama3-8b-12l", 4, "context"): {"teratron / floor": 0.85},
     ("llama3-8b", 4): {f"teratron / {FSDP2}": 1.12, "teratron / floor": 0.93, "teratron, FP8 / teratron": 1.35},
 }
 
@@ -131,9 +132,15 @@ def peer(args, program, *flags, launcher=()):
     return result_of(started(args, program, *flags, launcher=launcher))
 
 
+def long_sequence_flags(args):
+    if not args.sequence:
+        return []
+    return ["--sequence", str(args.sequence), "--context-ranks", str(args.gpus), *(["--recompute"] if args.recompute else [])]
+
+
 def floor(args):
     """Of the slowest GPU, all running at the same time: the slowest determines the step time of a job."""
-    flags = ["--ranks", str(args.gpus)]
+    flags = ["--ranks", str(args.gpus), *long_sequence_flags(args)]
     if args.gpus == 1:
         return peer(args, FLOOR, *flags)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(args.gpus)))).split(",")[:args.gpus]
@@ -170,7 +177,8 @@ def contestants(args):
         launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(args.gpus)]
         if args.sequence:
             flags = ["--sequence", str(args.sequence), "--loss-chunks", loss_chunks(args), *(["--recompute"] if args.recompute else [])]
-            return {**result, CONTEXT_PARALLEL: lambda: peer(args, LONG_SEQUENCE, *flags, launcher=launcher)}
+            return {**result, CONTEXT_PARALLEL: lambda: peer(args, LONG_SEQUENCE, *flags, launcher=launcher),
+                    "floor": lambda: floor(args)}
         result[FSDP2] = lambda: peer(args, SEVERAL_GPUS, launcher=launcher)
     elif args.gpus == 1:
         result[FP32_MASTERS] = lambda: peer(args, ONE_DEVICE, "--masters", "fp32")

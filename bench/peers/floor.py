@@ -10,6 +10,10 @@ gradient of the weights is such a GEMM, or the reading and writing of the expert
 longer. The outputs of a token's experts are read once in forward, and their input gradients once in backward, to be
 added; gathering rows counts as part of the GEMMs.
 
+With --sequence N a micro-batch is one sequence of N tokens. Over --context-ranks C it is the part of one GPU: N / C
+tokens, whose queries attend to N / 2 keys each, as many as causal attention has on average. With --recompute the
+products and attention of a layer's forward pass run twice.
+
 With --ranks N it is one of N data-parallel GPUs with a sharded optimizer; communication is left out. One
 process per GPU: compare.py starts all of them together and takes the slowest.
 
@@ -44,8 +48,11 @@ class Product:
     def weights(self):
         return self.w.numel()
 
-    def run(self):
+    def forward(self):
         torch.mm(self.x, self.w.t(), out=self.out_y)
+
+    def run(self):
+        self.forward()
         torch.mm(self.y, self.w, out=self.out_x)
         self.add_weight_gradient()
 
@@ -76,24 +83,34 @@ def seconds_of(work, repetitions=20):
     return seconds_between(begin, end)
 
 
+def tokens_of(shape):
+    """Of a micro-batch, on this GPU."""
+    return shape["micro_batch"] * shape["sequence"] // shape["context_ranks"]
+
+
 def head_width(shape):
     return shape.get("width", shape["hidden"] // shape["heads"])
 
 
 class Attention:
+    """Causal, or of a context-parallel rank's queries to half of all keys."""
+
     def __init__(self, shape):
-        width, sequence = head_width(shape), shape["sequence"]
-        self.q = random(shape["micro_batch"], shape["heads"], sequence, width)
-        groups = shape.get("groups", shape["heads"])
-        self.k, self.v = (random(shape["micro_batch"], groups, sequence, width) for _ in range(2))
+        width, sequence, ranks = head_width(shape), shape["sequence"], shape["context_ranks"]
+        self.causal = ranks == 1
+        self.q = random(shape["micro_batch"], shape["heads"], sequence // ranks, width)
+        groups, keys = shape.get("groups", shape["heads"]), sequence if self.causal else sequence // 2
+        self.k, self.v = (random(shape["micro_batch"], groups, keys, width) for _ in range(2))
         self.gradient = torch.randn_like(self.q)
 
+    def forward(self):
+        return torch.ops.aten._scaled_dot_product_cudnn_attention(
+            self.q, self.k, self.v, None, True, 0.0, self.causal, False)
+
     def run(self):
-        aten = torch.ops.aten
-        y, lse, cq, ck, mq, mk, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(
-            self.q, self.k, self.v, None, True, 0.0, True, False)
-        aten._scaled_dot_product_cudnn_attention_backward(
-            self.gradient, self.q, self.k, self.v, y, lse, seed, offset, None, cq, ck, mq, mk, 0.0, True)
+        y, lse, cq, ck, mq, mk, seed, offset, _ = self.forward()
+        torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+            self.gradient, self.q, self.k, self.v, y, lse, seed, offset, None, cq, ck, mq, mk, 0.0, self.causal)
 
 
 class Traffic:
@@ -121,7 +138,7 @@ def feed_forward_products(shape, tokens):
 
 
 def layer_products(shape):
-    tokens, hidden = shape["micro_batch"] * shape["sequence"], shape["hidden"]
+    tokens, hidden = tokens_of(shape), shape["hidden"]
     heads = shape["heads"] * head_width(shape)
     qkv = heads + 2 * shape.get("groups", shape["heads"]) * head_width(shape)
     attention = [Product(tokens, hidden, qkv), Product(tokens, heads, hidden)]
@@ -137,9 +154,14 @@ def main():
     parser = peer_parser(__doc__, shapes=SHAPES)
     parser.add_argument("--without-traffic", action="store_true", help="products and attention alone")
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--sequence", type=int, help="tokens of one sequence; default: the shape's sequences")
+    parser.add_argument("--context-ranks", type=int, default=1, help="GPUs that share a sequence, among --ranks")
+    parser.add_argument("--recompute", action="store_true", help="run the forward pass of each layer again in backward")
     args = parser.parse_args()
-    shape = SHAPES[args.shape]
-    tokens = shape["micro_batch"] * shape["sequence"]
+    shape = {**SHAPES[args.shape], "context_ranks": args.context_ranks}
+    if args.sequence:
+        shape.update(sequence=args.sequence, micro_batch=1)
+    tokens = tokens_of(shape)
     products, attention = layer_products(shape), Attention(shape)
     head = Product(min(HEAD_ROWS, tokens), shape["hidden"], shape["vocabulary"])
     activations = Traffic(2 * 2 * tokens * shape["hidden"])
@@ -150,6 +172,8 @@ def main():
     def micro_batch():
         for _ in range(shape["layers"]):
             for work in (*products, attention):
+                if args.recompute:
+                    work.forward()
                 work.run()
             if not args.without_traffic:
                 for _ in range(COPIES_PER_LAYER):

@@ -9,6 +9,7 @@
 
 #include "teratron/bench/kernel_profiler.h"
 #include "teratron/generate/engine.h"
+#include "teratron/generate/loaded_model.h"
 #include "teratron/models/family.h"
 #include "teratron/train/device/device.h"
 #include "teratron/train/engine_options.h"
@@ -109,7 +110,7 @@ void profile(const LanguageModel& model, Engine& engine, const GenerateBenchOpti
 
 // Micro-batches of as many tokens as the engine reads in a step, the best of three.
 double forward_rate(const LanguageModel& model, const GenerateBenchOptions& options) {
-  if (model.encodes) return 0.0;
+  if (model.encodes || model.pipeline.group.size > 1) return 0.0;
   const at::NoGradGuard no_grad;
   constexpr int64_t tokens_at_once = 4096;
   const int64_t rows = std::clamp<int64_t>(tokens_at_once / options.prompt, 1, options.batch);
@@ -161,18 +162,21 @@ double GenerateBenchResult::prompt_tokens_per_second() const {
   return static_cast<double>(batch * prompt) / first_token_seconds;
 }
 
-GenerateBenchResult bench_generate(const Arguments& args, const GenerateBenchOptions& options) {
+GenerateBenchResult bench_generate(const Arguments& given, const GenerateBenchOptions& options,
+                                   const Mesh& mesh) {
+  Arguments args = given;
+  args.tensor_model_parallel_size = mesh.group(Axis::tp).size;
+  args.expert_tensor_parallel_size = mesh.group(Axis::etp).size;
   const at::Device device = choose_device(args);
   ParameterSet parameters({.dtype = model_dtype(args), .device = device, .seed = 1});
   const ModelPlan plan = find_family(options.family).plan(args, args.vocab_size.value_or(1));
-  const LanguageModel model = language_model(plan, parameters, {});
-  SingleHostGroup ranks;
+  const LanguageModel model = language_model(plan, parameters, inference_ranks(args, plan, mesh));
   Engine engine(model,
                 {.max_rows = options.batch,
                  .longest = options.new_tokens + (model.encodes ? 1 : options.prompt),
                  .longest_source = options.prompt,
                  .graphs = options.graphs},
-                ranks);
+                *mesh.world().communicator);
   run_batch(model, engine, options);
   const Timing timing = run_batch(model, engine, options);
   const double cached = static_cast<double>(cache_needs(model).bytes) *
@@ -180,6 +184,7 @@ GenerateBenchResult bench_generate(const Arguments& args, const GenerateBenchOpt
   GenerateBenchResult result{
       .name = options.name,
       .device = device_name(device),
+      .world_size = mesh.world().size,
       .batch = options.batch,
       .prompt = options.prompt,
       .new_tokens = options.new_tokens,
@@ -219,11 +224,11 @@ std::string kernel_table(const GenerateBenchResult& r) {
 
 std::string to_string(const GenerateBenchResult& r) {
   return fmt::format(
-             "{} on {}, batch {}, {} + {} tokens\n"
+             "{} on {} x {}, batch {}, {} + {} tokens\n"
              "first tokens  {:.1f} ms ({:.0f} prompt tokens/s)\n"
              "decoding      {:.0f} tokens/s, {:.3f} ms a step\n"
              "bytes         {:.2f} GB a step; copy {:.0f} GB/s; {:.2f} of the limit",
-             r.name, r.device, r.batch, r.prompt, r.new_tokens, r.first_token_seconds * 1e3,
+             r.name, r.world_size, r.device, r.batch, r.prompt, r.new_tokens, r.first_token_seconds * 1e3,
              r.prompt_tokens_per_second(), r.tokens_per_second(),
              1e3 * static_cast<double>(r.batch) / r.tokens_per_second(), r.bytes_per_step / 1e9,
              r.copy_bytes_per_second / 1e9, r.share_of_limit()) +
@@ -233,6 +238,7 @@ std::string to_string(const GenerateBenchResult& r) {
 std::string to_json(const GenerateBenchResult& r) {
   const nlohmann::ordered_json value = {{"name", r.name},
                                         {"device", r.device},
+                                        {"world_size", r.world_size},
                                         {"batch", r.batch},
                                         {"prompt", r.prompt},
                                         {"new_tokens", r.new_tokens},

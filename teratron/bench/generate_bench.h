@@ -7,6 +7,7 @@
 #include <string>
 
 #include "teratron/bench/kernel_breakdown.h"
+#include "teratron/comm/mesh/mesh.h"
 #include "teratron/models/precision.h"
 #include "teratron/settings/arguments.h"
 
@@ -25,13 +26,15 @@ struct GenerateBenchOptions {
 struct GenerateBenchResult {
   std::string name;
   std::string device;
+  int64_t world_size = 1;
   int64_t batch = 0, prompt = 0, new_tokens = 0;
   double first_token_seconds = 0.0;    // until all sequences have their first
   int64_t decoded_tokens = 0;          // from then on until the first sequence ends
   double decode_seconds = 0.0;         // of these
-  double bytes_per_step = 0.0;         // weights, and keys and values in the middle of the answer
+  double bytes_per_step = 0.0;         // of a rank: weights, and keys and values in the middle of the answer
   double copy_bytes_per_second = 0.0;  // read plus written
   /// Of the layers over the prompts as micro-batches of training, which read no pages; 0 with an encoder.
+  /// Also 0 with several pipeline stages.
   double forward_tokens_per_second = 0.0;
   int64_t profiled_steps = 0;
   KernelBreakdown breakdown = {};  // of these steps
@@ -42,8 +45,9 @@ struct GenerateBenchResult {
   double prompt_tokens_per_second() const;
 };
 
-/// After one run to warm up. On one rank.
-GenerateBenchResult bench_generate(const Arguments& args, const GenerateBenchOptions& options);
+/// After one run to warm up. Collective over `mesh`, whose ranks share one model; bytes are those of this rank.
+GenerateBenchResult bench_generate(const Arguments& given, const GenerateBenchOptions& options,
+                                   const Mesh& mesh);
 
 std::string to_string(const GenerateBenchResult& result);
 std::string to_json(const GenerateBenchResult& result);

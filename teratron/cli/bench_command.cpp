@@ -80,15 +80,19 @@ int bench_generate_command(std::span<const std::string> args) {
   if (!parse_command(app, args)) return 0;
   const BenchShape& shape = find_bench_shape(options.shape);
   const Registry registry;
-  const ParsedArguments parsed = pretrain_arguments(shape_flags(shape, options.precision, app.remaining()), 1,
-                                                    {find_family(shape.family), registry});
+  const ParsedArguments parsed =
+      pretrain_arguments(shape_flags(shape, options.precision, app.remaining()),
+                         read_launch_env(process_environment).size, {find_family(shape.family), registry});
   bench.name = fmt::format("{} {}", options.shape, options.precision);
   bench.family = shape.family;
   bench.graphs = !eager;
   if (parsed.args.num_threads) at::set_num_threads(static_cast<int>(*parsed.args.num_threads));
-  const GenerateBenchResult result = bench_generate(parsed.args, bench);
-  print_line(to_string(result));
-  if (options.json) write_text(*options.json, to_json(result) + "\n", ExitCode::config);
+  run_model_parallel(parsed, [&](const Mesh& mesh) {
+    const GenerateBenchResult result = bench_generate(parsed.args, bench, mesh);
+    if (mesh.world().rank != 0) return;
+    print_line(to_string(result));
+    if (options.json) write_text(*options.json, to_json(result) + "\n", ExitCode::config);
+  });
   return 0;
 }
 

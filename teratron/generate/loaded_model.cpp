@@ -195,6 +195,13 @@ void load_all(const Arguments& given, ParameterSet& parameters, const ModelFiles
 
 }  // namespace
 
+InferenceRanks inference_ranks(const Arguments& args, const ModelPlan& plan, const Mesh& mesh) {
+  return {.tensor_parallel = mesh.group(Axis::tp),
+          .pipeline = pipeline_of(args, plan, mesh),
+          .mesh = mesh,
+          .copies = ModelRanks(mesh).copies};
+}
+
 LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOptions& options,
                                const Mesh& mesh) {
   if (given.args.load && given.args.hf) {
@@ -224,11 +231,7 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
                         .where = loaded.checkpoint.path.string(),
                         .fix = "Use a GPT or T5"});
   }
-  loaded.model = language_model(plan, *loaded.parameters,
-                                {.tensor_parallel = tp,
-                                 .pipeline = pipeline_of(loaded.args, plan, mesh),
-                                 .mesh = mesh,
-                                 .copies = ModelRanks(mesh).copies});
+  loaded.model = language_model(plan, *loaded.parameters, inference_ranks(loaded.args, plan, mesh));
   loaded.model.context_parallel = mesh.group(Axis::cp);
   load_all(given.args, *loaded.parameters, files, world);
   return loaded;

@@ -24,6 +24,10 @@ struct InferenceOptions {
   bool generates = false;  // text; refused for models that do not
 };
 
+/// The part of this rank of `mesh` in a model that is divided as `args` say. UserError(config) if an
+/// encoder-decoder model is to have several stages and --pipeline-model-parallel-split-rank is missing.
+InferenceRanks inference_ranks(const Arguments& args, const ModelPlan& plan, const Mesh& mesh);
+
 /// Reads --load (and --ckpt-step), or the folder of --hf. UserError(checkpoint) if there is no checkpoint.
 /// Collective.
 LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOptions& options,

@@ -19,7 +19,8 @@ LAYOUTS = {"tp2": (2, ["--tp", "2"]), "tp2-sp": (2, ["--tp", "2", "--sp"]), "pp2
            "pp2-interleaved": (2, ["--pp", "2", "--vpp", "2"]), "dp2": (2, []), "dp2-sharded": (2, SHARDED),
            "cp2-p2p": (2, ["--cp", "2", *SHARDED]), "cp2-all-gather": (2, ["--cp", "2", "--cp-comm-type", "all_gather"]),
            "cp2-a2a": (2, ["--cp", "2", "--cp-comm-type", "a2a"]), "tp2-cp2-sp": (4, ["--tp", "2", "--sp", "--cp", "2"]),
-           "tp4-sp": (4, ["--tp", "4", "--sp"]), "pp4-interleaved": (4, ["--pp", "4", "--vpp", "2"]),
+           "cp4-p2p": (4, ["--cp", "4", *SHARDED]), "cp4-all-gather": (4, ["--cp", "4", "--cp-comm-type", "all_gather"]),
+           "cp4-a2a": (4, ["--cp", "4", "--cp-comm-type", "a2a"]), "tp4-sp": (4, ["--tp", "4", "--sp"]), "pp4-interleaved": (4, ["--pp", "4", "--vpp", "2"]),
            "tp2-pp2": (4, ["--tp", "2", "--sp", "--pp", "2"]), "dp4-sharded": (4, SHARDED),
            "tp2-dp2-sharded": (4, ["--tp", "2", "--sp", *SHARDED]),
            "pp2-dp2-interleaved": (4, ["--pp", "2", "--vpp", "2", *SHARDED])}
