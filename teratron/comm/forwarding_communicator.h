@@ -54,6 +54,7 @@ class ForwardingCommunicator : public Communicator {
     return inner_->gather_bytes(bytes);
   }
   std::string broadcast_bytes(const std::string& bytes) override { return inner_->broadcast_bytes(bytes); }
+  void watch_replay(const std::string& operation) override { inner_->watch_replay(operation); }
   void barrier() override { inner_->barrier(); }
   void abort(const std::string& reason) override { inner_->abort(reason); }
 

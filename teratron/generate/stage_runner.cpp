@@ -71,6 +71,18 @@ struct PageSlots {
   }
 };
 
+// Of the ranks that generate together, whose collectives are in the graphs.
+std::function<void()> watch_of(const LanguageModel& model) {
+  std::vector<std::shared_ptr<Communicator>> groups;
+  for (const Group* group : {&model.tensor_parallel, &model.copies}) {
+    if (group->size > 1) groups.push_back(group->communicator);
+  }
+  if (groups.empty()) return {};
+  return [groups] {
+    for (const auto& group : groups) group->watch_replay("replayed decode step");
+  };
+}
+
 }  // namespace
 
 CacheNeeds cache_needs(const LanguageModel& model) {
@@ -110,7 +122,7 @@ StageRunner::StageRunner(const LanguageModel& model, const Options& options)
     table_ = PageTable({options.cache.max_rows, width, &StepRow::pages}, model.device);
     if (model.encodes) sources_ = SourceTable(options.cache.max_rows, width, model.device);
     if (options.graphs && model.pipeline.group.size == 1)
-      graphs_ = std::make_unique<DecodeGraphs>(options.cache.max_rows, model.device);
+      graphs_ = std::make_unique<DecodeGraphs>(options.cache.max_rows, model.device, watch_of(model));
   }
   if (model.pipeline.group.size > 1) connect_stages();
 }

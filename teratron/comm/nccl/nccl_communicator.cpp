@@ -51,6 +51,12 @@ ncclResult_t send_receive_all(const at::Tensor& output, const at::Tensor& input,
   return ncclGroupEnd();
 }
 
+bool is_capturing() {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  C10_CUDA_CHECK(cudaStreamIsCapturing(c10::cuda::getCurrentCUDAStream(), &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
 }  // namespace
 
 NcclCommunicator::NcclCommunicator(std::shared_ptr<ProcessBackend> backend, const std::vector<int64_t>& ranks)
@@ -71,19 +77,20 @@ NcclComm& NcclCommunicator::group_comm() {
 NcclCommunicator::Event NcclCommunicator::issue(const NcclComm& comm, PendingWork work,
                                                 const Enqueue& enqueue) {
   PendingWork* pending = nullptr;
-  {
+  if (!is_capturing()) {  // events of a capture cannot be queried: watch_replay()
     const Lock lock(pending_mutex_);
-    pending = &pending_.emplace_back(std::move(work));  // deque: the address is stable
+    pending = &pending_.emplace_back(work);  // deque: the address is stable
   }
   ready_.record();
   ready_.block(comm.stream());
   const ncclResult_t result = enqueue(comm.get(), comm.stream());
   if (result != ncclSuccess) {
     backend_->check();  // a peer's failure is the cause of NCCL's error
-    check_nccl(result, comm.get(), describe(*pending).c_str());
+    check_nccl(result, comm.get(), describe(work).c_str());
   }
   auto done = std::make_shared<c10::cuda::CUDAEvent>();
   done->record(comm.stream());
+  if (!pending) return done;
   const Lock lock(pending_mutex_);
   pending->done = done;
   return done;
@@ -300,6 +307,16 @@ std::vector<std::string> NcclCommunicator::all_gather_bytes(const std::string& b
 void NcclCommunicator::set_part(const std::string& part) {
   PartRecorder::set_part(part);
   dynamic_cast<PartRecorder&>(*host_).set_part(part);
+}
+
+void NcclCommunicator::watch_replay(const std::string& operation) {
+  backend_->check();
+  const CollectiveFingerprint fingerprint = of_part({.operation = operation});
+  auto done = std::make_shared<c10::cuda::CUDAEvent>();
+  done->record(c10::cuda::getCurrentCUDAStream());
+  const int64_t sequence = group_->record(fingerprint);
+  const Lock lock(pending_mutex_);
+  pending_.push_back({.fingerprint = fingerprint, .sequence = sequence, .done = std::move(done)});
 }
 
 CollectiveFingerprint NcclCommunicator::call_of(std::string operation, const at::Tensor& tensor) const {

@@ -44,6 +44,7 @@ class NcclCommunicator final : public Communicator, public PartRecorder {
   std::vector<std::string> gather_bytes(const std::string& bytes) override;
   std::string broadcast_bytes(const std::string& bytes) override;
   void set_part(const std::string& part) override;
+  void watch_replay(const std::string& operation) override;
   void barrier() override;
   void abort(const std::string& reason) override;
 

@@ -81,9 +81,10 @@ SamplingNeeds needs_of(const StepInput& step) {
   return needs;
 }
 
-DecodeGraphs::DecodeGraphs(int64_t max_rows, at::Device device)
+DecodeGraphs::DecodeGraphs(int64_t max_rows, at::Device device, std::function<void()> replayed)
     : max_rows_(max_rows),
       device_(device),
+      replayed_(std::move(replayed)),
       input_(at::zeros({max_rows * values_per_row}, at::TensorOptions().dtype(at::kLong).device(device))),
       chosen_(at::zeros({max_rows}, at::TensorOptions().dtype(at::kDouble).device(device))) {
   for (Slot& slot : slots_) {
@@ -156,6 +157,7 @@ void DecodeGraphs::launch(const StepInput& step, const SamplingNeeds& needs, con
   } else {
     if (!captured.graph) captured.graph = capture(work, device_, any_graph());
     captured.graph->replay();
+    if (replayed_) replayed_();
   }
   if (slot.done) slot.done->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
 }

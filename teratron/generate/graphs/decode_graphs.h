@@ -62,7 +62,8 @@ class DecodeGraphs {
   /// Tokens and positions i64 [R] -> f64 [N, R] as sample_rows(). Everything else it uses must be static.
   using Body = std::function<at::Tensor(const at::Tensor& tokens_R, const at::Tensor& positions_R,
                                         const at::Tensor& parameters_R5, const SamplingNeeds& needs)>;
-  DecodeGraphs(int64_t max_rows, at::Device device);
+  /// `replayed`: called when a step was launched that replays the collectives of its capture; may be empty.
+  DecodeGraphs(int64_t max_rows, at::Device device, std::function<void()> replayed = {});
   ~DecodeGraphs();
   /// The size of a batch of so many rows.
   int64_t padded_rows(int64_t rows) const;
@@ -98,6 +99,7 @@ class DecodeGraphs {
 
   int64_t max_rows_;
   at::Device device_;
+  std::function<void()> replayed_;
   at::Tensor input_, chosen_;  // on the device; f64 [n] ids
   std::array<Slot, 2> slots_;
   int current_ = 0;                     // the slot launched last

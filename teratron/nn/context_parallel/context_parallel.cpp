@@ -6,6 +6,7 @@
 #include "teratron/base/error.h"
 #include "teratron/comm/collectives.h"
 #include "teratron/nn/attention/attention.h"
+#include "teratron/nn/context_parallel/chunk_attention.h"
 #include "teratron/nn/context_parallel/ring_attention.h"
 
 namespace teratron {
@@ -40,8 +41,9 @@ bool is_independent_of_positions(const AttentionRequest& request) {
   return request.dropout == 0.0 && !request.alibi_slopes.defined();
 }
 
-// Queries are those of the first and of the second chunks, each with the keys up to their last one.
-at::Tensor attention_of_chunks(const AttentionRequest& request, int64_t rank) {
+// With a window. Queries are those of the first and of the second chunks, each with the keys up to their last
+// one.
+at::Tensor windowed_attention_of_chunks(const AttentionRequest& request, int64_t rank) {
   const int64_t chunk = request.q_SBND.size(0) / 2, keys = request.k_SBGD.size(0);
   std::vector<at::Tensor> outputs;
   for (const int64_t i : {int64_t{0}, int64_t{1}}) {
@@ -62,8 +64,10 @@ at::Tensor attention_to_gathered(const AttentionRequest& request, const ContextP
   whole.v_SBGD = gather_tokens(request.v_SBGD, context);
   whole.query_rows_S = cut.rows_SB;
   whole.sequence_length = whole.k_SBGD.size(0);
-  if (cut.whole_samples && is_independent_of_positions(request))
-    return attention_of_chunks(whole, context.group.rank);
+  if (cut.whole_samples && is_independent_of_positions(request)) {
+    const int64_t rank = context.group.rank;
+    return request.window > 0 ? windowed_attention_of_chunks(whole, rank) : chunk_attention(whole, rank);
+  }
   // Each query has keys in one of the two, and the output 0 in the other. All keys are passed, since masks of
   // dropout number them.
   whole.segments = cut.first_over_all;

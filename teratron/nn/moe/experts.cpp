@@ -5,7 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "teratron/base/error.h"
-#include "teratron/kernels/pointwise/activation.h"
+#include "teratron/kernels/experts/weighted_activation.h"
 #include "teratron/nn/autograd.h"
 
 namespace teratron {
@@ -59,11 +59,14 @@ struct GroupedMlp : torch::autograd::Function<GroupedMlp> {
     at::Tensor z = gemm.forward(x_RH, fc1.weight);
     if (!fc1.bias.empty()) z.add_(bias_of_rows(fc1.bias, ends_E, z.size(0)));
     if (fc1.lora) fc1.lora->add_(z, x_RH, gemm);
-    const at::Tensor p = probs_R.to(x_RH.scalar_type()).unsqueeze(1);
-    const at::Tensor h = activation_forward(z, at::Tensor(), experts->activation()).mul_(p);
+    const at::Tensor p_R = probs_R.to(main_grad_dtype(x_RH.scalar_type())).contiguous();
+    const at::Tensor h = weighted_activation_forward(z, p_R, experts->activation());
     at::Tensor y_RH = gemm.forward(h, fc2.weight);
     if (fc2.lora) fc2.lora->add_(y_RH, h, gemm);
-    if (experts->adds_output_bias()) y_RH.add_(bias_of_rows(fc2.bias, ends_E, y_RH.size(0)) * p);
+    if (experts->adds_output_bias()) {
+      const at::Tensor bias = bias_of_rows(fc2.bias, ends_E, y_RH.size(0));
+      y_RH.add_(bias * p_R.to(bias.scalar_type()).unsqueeze(1));
+    }
     context->save_for_backward({x_RH, probs_R, ends_E});
     save_releasable(context, "z", z);
     save_pointer(context, "experts", experts);
@@ -77,20 +80,21 @@ struct GroupedMlp : torch::autograd::Function<GroupedMlp> {
     const GroupedGemm gemm(ends_E, x_RH);
     const at::Tensor z = release(context, "z"), dy_RH = gradients[0].contiguous();
     const at::ScalarType wide = main_grad_dtype(x_RH.scalar_type());
-    const at::Tensor p = probs_R.to(x_RH.scalar_type()).unsqueeze(1);
-    at::Tensor a = activation_forward(z, at::Tensor(), experts.activation());
-    at::Tensor da = gemm.input_grad(dy_RH, experts.fc2().weight);
-    if (experts.fc2().lora) experts.fc2().lora->backward_(da, dy_RH, a * p, gemm);
-    at::Tensor dp_R = (da.to(wide) * a.to(wide)).sum(1);
-    gemm.accumulate_weight_grad(dy_RH, a.mul_(p), experts.fc2().weight);
+    const at::Tensor p_R = probs_R.to(wide).contiguous();
+    const at::Tensor da = gemm.input_grad(dy_RH, experts.fc2().weight);
+    if (experts.fc2().lora) {
+      const at::Tensor h = weighted_activation_forward(z, p_R, experts.activation());
+      experts.fc2().lora->backward_(da, dy_RH, h, gemm);
+    }
+    const auto [h, dz, dp_R] = weighted_activation_backward(da, z, p_R, experts.activation());
+    gemm.accumulate_weight_grad(dy_RH, h, experts.fc2().weight);
     if (experts.adds_output_bias()) {
       const at::Tensor bias = bias_of_rows(experts.fc2().bias, ends_E, dy_RH.size(0));
       dp_R.add_((dy_RH.to(wide) * bias.to(wide)).sum(1));
-      accumulate_bias_grad(dy_RH * p, experts.fc2().bias, ends_E);
+      accumulate_bias_grad(dy_RH * p_R.to(dy_RH.scalar_type()).unsqueeze(1), experts.fc2().bias, ends_E);
     } else {
       for (Parameter* bias : experts.fc2().bias) accumulate_zero(*bias);
     }
-    const at::Tensor dz = activation_backward(da.mul_(p), z, at::Tensor(), experts.activation()).dx;
     if (!experts.fc1().bias.empty()) accumulate_bias_grad(dz, experts.fc1().bias, ends_E);
     gemm.accumulate_weight_grad(dz, x_RH, experts.fc1().weight);
     const at::Tensor dx_RH = gemm.input_grad(dz, experts.fc1().weight);

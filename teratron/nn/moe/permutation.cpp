@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "teratron/kernels/experts/sum_rows.h"
+
 namespace teratron {
 
 namespace {
@@ -15,28 +17,17 @@ at::Tensor gather_rows(const at::Tensor& x_TH, const Permutation& permutation) {
 }
 
 // Zero for slots without a row.
-at::Tensor rows_of_slots(const at::Tensor& x_R, const at::Tensor& row_of_slot, const at::Tensor& kept) {
+at::Tensor numbers_of_slots(const at::Tensor& x_R, const at::Tensor& row_of_slot, const at::Tensor& kept) {
   const int64_t last = x_R.size(0) - 1;
-  if (last < 0) {
-    std::vector<int64_t> sizes = x_R.sizes().vec();
-    sizes[0] = row_of_slot.size(0);
-    return at::zeros(sizes, x_R.options());
-  }
+  if (last < 0) return at::zeros(row_of_slot.sizes(), x_R.options());
   if (!kept.defined()) return x_R.index_select(0, row_of_slot);
-  const at::Tensor missing = kept.logical_not();
-  return x_R.index_select(0, row_of_slot.clamp_max(last))
-      .masked_fill(x_R.dim() == 1 ? missing : missing.unsqueeze(1), 0.0);
+  return x_R.index_select(0, row_of_slot.clamp_max(last)).masked_fill(kept.logical_not(), 0.0);
 }
 
-at::Tensor sum_rows(const at::Tensor& x_RH, const Permutation& permutation, at::ScalarType dtype) {
-  const at::ScalarType wide = x_RH.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  at::Tensor sum_TH;
-  for (int64_t k = 0; k < permutation.topk(); ++k) {
-    const at::Tensor kept = permutation.kept_TK.defined() ? permutation.kept_TK.select(1, k) : at::Tensor();
-    const at::Tensor part_TH = rows_of_slots(x_RH, permutation.row_of_slot.select(1, k), kept);
-    sum_TH = k == 0 ? part_TH.to(wide) : sum_TH.add_(part_TH);
-  }
-  return sum_TH.to(dtype);
+at::Tensor sum_of_rows(const at::Tensor& x_RH, const Permutation& permutation, at::ScalarType dtype) {
+  const at::Tensor& kept_TK = permutation.kept_TK;
+  return sum_rows(x_RH.contiguous(), permutation.row_of_slot.contiguous(),
+                  kept_TK.defined() ? kept_TK.contiguous() : kept_TK, dtype);
 }
 
 void save(AutogradContext* context, const Permutation& permutation) {
@@ -54,7 +45,7 @@ struct Permute : torch::autograd::Function<Permute> {
     return gather_rows(x_TH, permutation);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    return {sum_rows(gradients[0], saved(context), gradients[0].scalar_type()), at::Tensor()};
+    return {sum_of_rows(gradients[0], saved(context), gradients[0].scalar_type()), at::Tensor()};
   }
 };
 
@@ -63,7 +54,7 @@ struct Unpermute : torch::autograd::Function<Unpermute> {
                             at::ScalarType dtype) {
     save(context, permutation);
     context->saved_data["dtype"] = x_RH.scalar_type();
-    return sum_rows(x_RH, permutation, dtype);
+    return sum_of_rows(x_RH, permutation, dtype);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const at::ScalarType dtype = context->saved_data["dtype"].toScalarType();
@@ -81,7 +72,7 @@ struct PermuteSlots : torch::autograd::Function<PermuteSlots> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const Permutation permutation = saved(context);
     const at::Tensor kept = permutation.kept_TK.defined() ? permutation.kept_TK.flatten() : at::Tensor();
-    const at::Tensor dx = rows_of_slots(gradients[0], permutation.row_of_slot.flatten(), kept);
+    const at::Tensor dx = numbers_of_slots(gradients[0], permutation.row_of_slot.flatten(), kept);
     return {dx.view_as(permutation.row_of_slot), at::Tensor()};
   }
 };

@@ -10,16 +10,21 @@ namespace teratron {
 
 namespace {
 
-at::ScalarType sum_dtype(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 at::Tensor gather_bools(const at::Tensor& x, const Group& group) {
   if (!x.defined()) return x;
   return all_gather_values(x.to(at::kByte), 0, group).to(at::kBool);
 }
 
 }  // namespace
+
+// Sums are rounded at the end, after those of other ranks are added.
+at::ScalarType TokenDispatcher::sum_dtype(const at::Tensor& x) const {
+  const bool adds_ranks = options_.kind == TokenDispatch::none
+                              ? parallel_.both.size > 1
+                              : parallel_.tensor.size > 1 || (parallel_.experts.size > 1 &&
+                                                              options_.kind != TokenDispatch::all_to_all);
+  return adds_ranks ? main_grad_dtype(x.scalar_type()) : x.scalar_type();
+}
 
 at::Tensor TokenDispatcher::forward(const at::Tensor& x_TH, const Routing& routing, const KeptChoices& kept,
                                     const LocalExperts& experts) const {

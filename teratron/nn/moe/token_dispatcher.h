@@ -70,6 +70,7 @@ class TokenDispatcher {
   at::Tensor all_to_all_forward(const Tokens& tokens, const LocalExperts& experts) const;
   at::Tensor local_forward(const Tokens& tokens, const LocalExperts& experts) const;
   Permutation local_permutation(const Tokens& tokens) const;
+  at::ScalarType sum_dtype(const at::Tensor& x) const;
 
   DispatcherOptions options_;
   ExpertParallel parallel_;
