@@ -45,7 +45,7 @@ struct GenerateBenchResult {
   double prompt_tokens_per_second() const;
 };
 
-/// After one run to warm up. Collective over `mesh`, whose ranks share one model; bytes are those of this rank.
+/// After one run to warm up. Collective over `mesh`, whose ranks share one model; bytes are this rank's.
 GenerateBenchResult bench_generate(const Arguments& given, const GenerateBenchOptions& options,
                                    const Mesh& mesh);
 

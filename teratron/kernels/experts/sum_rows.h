@@ -3,8 +3,8 @@
 //   out[t] = sum_k x[rows[t, k]]        k: slots that are kept
 //
 // x [R, H] contiguous in f32, bf16, f16 or f64; rows i64 [T, K], kept bool [T, K] or undefined (all), with
-// rows below R where kept; sums in f32 (f64). A gather, so bitwise reproducible. CPU and CUDA; asynchronous on
-// the current CUDA stream.
+// rows below R where kept; sums in f32 (f64). A gather, so bitwise reproducible. CPU and CUDA; asynchronous
+// on the current CUDA stream.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -4,9 +4,9 @@
 //
 // for the rows [ends[e - 1], ends[e]) of expert e. Rows after the last end are not defined in the results.
 //
-// bf16 on a GPU: grouped GEMMs, whose groups are known to the device only (kernels/grouped_gemm); where these
-// have no kernel, torch's, which rounds dW to bf16 before it is added. Otherwise one GEMM per expert, for which
-// the host reads the ends.
+// bf16 on a GPU: grouped GEMMs, whose groups are known to the device only (kernels/grouped_gemm); where they
+// have no kernel, torch's, which rounds dW to bf16 before it is added. Otherwise one GEMM per expert, for
+// which the host reads the ends.
 #pragma once
 
 #include <vector>
