@@ -188,7 +188,10 @@ void load_all(const Arguments& given, ParameterSet& parameters, const ModelFiles
   if (!given.lora && !has_own) return load_without_adapters(parameters, files, world);
   const auto own = files.saved ? reader_of(*files.saved, parameters) : nullptr;
   const CheckpointSource& source = own ? static_cast<const CheckpointSource&>(*own) : *files.folder;
-  LoraAdapters adapters = given.lora ? given_adapters(*given.lora, files.info()) : saved_adapters(source);
+  LoraAdapters adapters;
+  run_on_all_ranks(world, [&] {
+    adapters = given.lora ? given_adapters(*given.lora, files.info()) : saved_adapters(source);
+  });
   if (adapters.empty()) return load_without_adapters(parameters, files, world);
   load_weights(parameters, MergedLora(source, std::move(adapters)), world);
 }

@@ -117,7 +117,8 @@ def test_long_sequences_have_a_peer_and_a_goal_of_their_own(compare, capsys, mon
     assert "--recompute-granularity full" in command
     [result] = compare.results
     name = "context_parallel + FSDP2 + torch.compile"
-    assert result["peers"] == {name: 5.0} and result["goals"] == {f"teratron / {name}": 1.15}
+    assert result["peers"] == {name: 5.0, "floor": 20.0}
+    assert result["goals"] == {f"teratron / {name}": 1.15, "teratron / floor": 0.88}
     for flags, said in ((["--sequence", "32768"], "several GPUs"), (["--sequence", "30", "--gpus", "4"], "divides it"),
                         (["--recompute"], "needs --sequence")):
         with pytest.raises(SystemExit):

@@ -16,6 +16,7 @@ from server import BINARY, POSITIONS, ROOT, documented, make_model, needs_binary
 pytestmark = needs_binary
 
 SLOW = {"TERATRON_FAULT": "generate.step:delay=3"}  # an answer lasts while a test looks at other ones
+VERY_SLOW = {"TERATRON_FAULT": "generate.step:delay=30"}
 LONG = {"prompt": "The", "max_tokens": POSITIONS - 8, "ignore_eos": True}
 
 
@@ -124,7 +125,7 @@ def test_api_key(run):
 
 
 def test_full_queue_and_large_bodies(run):
-    with serving(run, "--max-queued-requests", "2", "--inference-max-requests", "1", "--max-body-bytes", "4096", **SLOW) as server:
+    with serving(run, "--max-queued-requests", "2", "--inference-max-requests", "1", "--max-body-bytes", "4096", **VERY_SLOW) as server:
         open_streams = [begin_stream(server)]
         waiting = [server.send("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1}) for _ in range(2)]
         wait_for(lambda: server.metric("teratron_requests_waiting") == 2, "two requests in the queue")

@@ -6,6 +6,7 @@
 
 #include "teratron/comm/host/process_backend.h"
 #include "teratron/comm/host/tree.h"
+#include "teratron/comm/transport/descriptor_limit.h"
 
 namespace teratron {
 namespace {
@@ -25,6 +26,12 @@ std::vector<FlightTrace> traces_of(const std::map<int64_t, StatusReply>& replies
   std::vector<FlightTrace> traces;
   for (const auto& [rank, reply] : replies) traces.push_back(reply.trace);
   return traces;
+}
+
+/// Each rank that is asked may need a connection: half of the descriptors are left for all else.
+size_t most_asked_by_first(int64_t ranks) {
+  return static_cast<size_t>(
+      std::min(ranks, std::max<int64_t>(kAskedByOthers, raise_descriptor_limit() / 2)));
 }
 
 }  // namespace
@@ -116,24 +123,33 @@ void ProcessBackend::leave_to_ancestor(Lock& lock, const WaitCondition& conditio
 }
 
 /// Who is missing here, whom the others that wait in the same collective wait for, and who is below a rank
-/// that does not answer. Without those that were asked.
-std::vector<int64_t> ProcessBackend::next_to_ask(const WaitCondition& condition,
-                                                 const Replies& replies) const {
-  const std::vector<int64_t> missing = condition.missing();
-  std::set<int64_t> next(missing.begin(), missing.end());
+/// that does not answer; the lowest `most` of those that were not asked yet.
+std::vector<int64_t> ProcessBackend::next_to_ask(const WaitCondition& condition, const Replies& replies,
+                                                 size_t most) const {
   const RankList& members = groups_.at(condition.group_id);
+  std::vector<bool> wanted(static_cast<size_t>(size_));  // by rank: there may be many
+  const auto want = [&](int64_t rank) { wanted.at(static_cast<size_t>(rank)) = true; };
+  for (const int64_t rank : condition.missing()) want(rank);
   for (const auto& [rank, reply] : replies) {
     if (rank == rank_) continue;
-    const bool same = reply.wait && reply.wait->sequence == condition.sequence;
-    if (same) next.insert(reply.wait->for_ranks.begin(), reply.wait->for_ranks.end());
+    if (reply.wait && reply.wait->sequence == condition.sequence) {
+      for (const int64_t waited_for : reply.wait->for_ranks) {
+        if (members.find(waited_for)) want(waited_for);
+      }
+    }
     const bool has_tree = condition.sequence != WaitCondition::kNoSequence;
     if (reply.trace.rank >= 0 || !has_tree) continue;
     const int64_t at = position_in(condition.group_id, rank), size = members.size();
     const int64_t below = at == 0 ? size : std::min(size, at + (at & -at));
-    for (int64_t i = at; i < below; ++i) next.insert(members[i]);
+    for (int64_t i = at; i < below; ++i) want(members[i]);
   }
-  std::erase_if(next, [&](int64_t r) { return r == rank_ || replies.contains(r) || !members.find(r); });
-  return {next.begin(), next.end()};
+  for (const auto& [rank, reply] : replies) wanted.at(static_cast<size_t>(rank)) = false;
+  wanted.at(static_cast<size_t>(rank_)) = false;
+  std::vector<int64_t> next;
+  for (int64_t rank = 0; rank < size_ && next.size() < most; ++rank) {
+    if (wanted[static_cast<size_t>(rank)]) next.push_back(rank);
+  }
+  return next;
 }
 
 /// What ancestors, the ranks that are waited for, and those that these wait for say.
@@ -141,12 +157,11 @@ ProcessBackend::Replies ProcessBackend::query_waited_for(Lock& lock, const WaitC
   Replies replies;
   if (condition.sequence != WaitCondition::kNoSequence) leave_to_ancestor(lock, condition, replies);
   const bool first = position_in(condition.group_id, rank_) == 0;
-  size_t left = first ? static_cast<size_t>(size_) : kAskedByOthers;
+  size_t left = first ? most_asked_by_first(size_) : kAskedByOthers;
   while (!failure_ && left > 0) {
     const int64_t silent = std::count_if(replies.begin(), replies.end(),
                                          [](const auto& item) { return item.second.trace.rank < 0; });
-    std::vector<int64_t> next = next_to_ask(condition, replies);
-    next.resize(std::min({next.size(), left, kAskedAtOnce}));
+    const std::vector<int64_t> next = next_to_ask(condition, replies, std::min(left, kAskedAtOnce));
     if (next.empty() || silent >= kEnoughSilent) break;
     left -= next.size();
     ask(lock, condition.group_id, next, replies);
@@ -210,7 +225,7 @@ std::vector<std::string> ProcessBackend::describe_late(const WaitCondition& cond
   const size_t count = late.size();
   if (count <= kMaxDescribed) return late;
   const size_t others = count - kMaxDescribed;
-  const bool all = next_to_ask(condition, replies).empty();
+  const bool all = next_to_ask(condition, replies, 1).empty();
   late.resize(kMaxDescribed);
   late.push_back(
       fmt::format("and {}{} {}", all ? "" : "at least ", others, others == 1 ? "other" : "others"));

@@ -115,7 +115,7 @@ class ProcessBackend final : private TransportReceiver {
   Replies query(Lock& lock, uint64_t group_id, const std::vector<int64_t>& ranks, int64_t calls);
   void ask(Lock& lock, uint64_t group_id, const std::vector<int64_t>& ranks, Replies& replies);
   void leave_to_ancestor(Lock& lock, const WaitCondition& condition, Replies& replies);
-  std::vector<int64_t> next_to_ask(const WaitCondition& condition, const Replies& replies) const;
+  std::vector<int64_t> next_to_ask(const WaitCondition& condition, const Replies& replies, size_t most) const;
   Replies query_waited_for(Lock& lock, const WaitCondition& condition);
   int64_t position_in(uint64_t group_id, int64_t rank) const;
   std::string mismatch_among(Lock& lock, uint64_t group_id, const Replies& replies);

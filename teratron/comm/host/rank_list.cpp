@@ -1,5 +1,7 @@
 #include "teratron/comm/host/rank_list.h"
 
+#include <algorithm>
+
 #include "teratron/base/error.h"
 
 namespace teratron {
@@ -17,7 +19,7 @@ RankList::RankList(const std::vector<int64_t>& ranks) : size_(std::ssize(ranks))
   }
   int64_t points = 1;
   for (const Level& level : levels_) points *= level.size;
-  if (points == size_ && all() == ranks) return;
+  if (points == size_ && has_nested_levels() && all() == ranks) return;
   levels_.clear();
   ranks_ = ranks;
 }
@@ -34,10 +36,34 @@ int64_t RankList::operator[](int64_t i) const {
 }
 
 std::optional<int64_t> RankList::find(int64_t rank) const {
-  for (int64_t i = 0; i < size_; ++i) {
-    if ((*this)[i] == rank) return i;
+  if (!ranks_.empty()) {
+    const auto found = std::ranges::find(ranks_, rank);
+    if (found == ranks_.end()) return std::nullopt;
+    return found - ranks_.begin();
   }
-  return std::nullopt;
+  return find_in_levels(rank);
+}
+
+// From the largest distance on, each of which is longer than all smaller levels together.
+std::optional<int64_t> RankList::find_in_levels(int64_t rank) const {
+  int64_t offset = rank - first_, position = 0, points = size_;
+  for (auto level = levels_.rbegin(); level != levels_.rend(); ++level) {
+    points /= level->size;
+    const int64_t step = std::clamp<int64_t>(offset / level->distance, 0, level->size - 1);
+    offset -= step * level->distance;
+    position += step * points;
+  }
+  if (offset != 0) return std::nullopt;
+  return position;
+}
+
+bool RankList::has_nested_levels() const {
+  int64_t extent = 0;
+  for (const Level& level : levels_) {
+    if (level.distance <= extent) return false;
+    extent += (level.size - 1) * level.distance;
+  }
+  return true;
 }
 
 std::vector<int64_t> RankList::all() const {

@@ -27,9 +27,12 @@ class RankList {
     int64_t distance;
     bool operator==(const Level&) const = default;
   };
+  bool has_nested_levels() const;
+  std::optional<int64_t> find_in_levels(int64_t rank) const;
+
   int64_t size_ = 0;
   int64_t first_ = 0;
-  std::vector<Level> levels_;   // fastest first
+  std::vector<Level> levels_;   // fastest first, each distance longer than the levels before it together
   std::vector<int64_t> ranks_;  // if they are not regular
 };
 

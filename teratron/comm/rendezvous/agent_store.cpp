@@ -176,6 +176,8 @@ class StoreMeeting {
 
  private:
   static constexpr const char* kJob = "teratron/job";
+  /// With which a rank waits for rank 0 to begin another start.
+  static constexpr std::chrono::seconds kRestartPatience{10};
   static constexpr char kMet = 'm', kInconsistent = 'i', kTimedOut = 't';
 
   std::string key(const std::string& name) const { return fmt::format("teratron/{}/{}", nonce_, name); }
@@ -220,7 +222,8 @@ class StoreMeeting {
     return value.substr(value.find('\n') + 1);
   }
 
-  /// A start that had an outcome before this rank came is over: what ended it is not told again.
+  /// A start that had an outcome before this rank came is over. What ended it is told only if rank 0 begins
+  /// no other soon, and at once in that one.
   bool join_and_wait() {
     if (client_.has(kJob)) {
       nonce_ = job_words(client_.get(kJob))[0];
@@ -229,8 +232,12 @@ class StoreMeeting {
     const auto pause = [this] {
       std::this_thread::sleep_until(std::min(Clock::now() + wait_, client_.point.deadline));
     };
+    const Clock::time_point now = Clock::now();
+    const auto no_other_start =
+        now + std::min<Clock::duration>(kRestartPatience, (client_.point.deadline - now) / 2);
     for (; !passed(); pause()) {
       if (!nonce_.empty() || client_.has(kJob)) join(client_.get(kJob));
+      if (is_over_ && Clock::now() > no_other_start) report_refused_start();
       if (!joined_ || !has_outcome()) continue;
       const int64_t parent = tree_parent(env_.rank);
       meeting_.texts[parent] = text_of(parent);
@@ -251,6 +258,7 @@ class StoreMeeting {
     const std::vector<std::string> words = job_words(job);
     if (words[0] == nonce_ && (joined_ || is_over_)) return;
     nonce_ = words[0];
+    is_taken_ = false;
     const std::string here = std::to_string(env_.rank);
     const bool fits = words[1] == std::to_string(env_.size);
     const bool is_first = client_.put_first(key(here), value_);
@@ -263,8 +271,18 @@ class StoreMeeting {
       report(kInconsistent, fmt::format("rank {} was started as one of {} ranks, rank 0 as one of {}", here,
                                         env_.size, printable(words[1])));
     }
-    if (client_.get(key(here)).starts_with(env_.attempt + " "))
-      report(kInconsistent, fmt::format("rank {} of {} was started twice", here, env_.size));
+    // Or by an earlier start that ended without an outcome.
+    is_over_ = is_taken_ = client_.get(key(here)).starts_with(env_.attempt + " ");
+  }
+
+  /// Rank 0 has not begun another start: what kept the one that this rank found from starting is told.
+  void report_refused_start() {
+    const std::string outcome = client_.has(key("outcome")) ? client_.get(key("outcome")) : "";
+    if (!outcome.empty() && outcome[0] == kInconsistent) fail(outcome);
+    if (!is_taken_) return;
+    const std::string twice = fmt::format("rank {} of {} was started twice", env_.rank, env_.size);
+    if (!outcome.empty()) fail(kInconsistent + twice);
+    report(kInconsistent, twice);
   }
 
   [[noreturn]] void fail_after_earlier_start() const {
@@ -290,6 +308,7 @@ class StoreMeeting {
   const Milliseconds wait_ = std::max(kRetryInterval, Milliseconds(env_.size / 5));
   std::string nonce_;
   bool joined_ = false, is_over_ = false;
+  bool is_taken_ = false;  // another process with this restart count has this rank's place
   Meeting meeting_;
 };
 

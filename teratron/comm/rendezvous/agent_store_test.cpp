@@ -136,6 +136,26 @@ TEST_F(AgentStoreTest, ARankThatFindsOnlyAnOldStartSaysSo) {
   EXPECT_NE(other.find("rank 1 found a start that was over (all had met)"), std::string::npos) << other;
 }
 
+// A rank that comes after rank 0 has refused is told why.
+TEST_F(AgentStoreTest, ARankThatComesAfterARefusedStartIsToldWhy) {
+  EXPECT_NE(start({env(0, 3), env(1, 3)}, 20s, /*refusing=*/0)[0].error, "");
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string late = start({env(2, 3)}, 4s)[0].error;
+  EXPECT_NE(late.find("it cannot"), std::string::npos) << late;
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s) << "before the time-out";
+  expect_met(start(ranks(3)));
+}
+
+// The start before was killed, here: waits for ranks that are gone.
+TEST_F(AgentStoreTest, AStartWithoutAnOutcomeDoesNotEndTheNext) {
+  std::thread killed([this] { start({env(0, 3)}, 6s); });
+  std::this_thread::sleep_for(500ms);
+  start({env(2, 3)}, 0ms);
+  const std::vector<Joined> joined = start(ranks(3));
+  killed.join();
+  expect_met(joined);
+}
+
 TEST_F(AgentStoreTest, ARankThatCannotStartTellsAll) {
   for (const int64_t refusing : {0, 2}) {
     for (const Joined& rank : start(ranks(3), 20s, refusing))
@@ -147,7 +167,7 @@ TEST_F(AgentStoreTest, ReportsInconsistentStartsOnAllRanks) {
   for (const Joined& rank : start({env(0, 3), env(1, 3), env(2, 4)}))
     EXPECT_NE(rank.error.find("rank 2 was started as one of 4 ranks, rank 0 as one of 3"), std::string::npos)
         << rank.error;
-  for (const Joined& rank : start({env(0, 3), env(1, 3), env(1, 3)}))
+  for (const Joined& rank : start({env(0, 3), env(1, 3), env(1, 3)}, 4s))
     EXPECT_NE(rank.error.find("rank 1 of 3 was started twice"), std::string::npos) << rank.error;
 }
 
