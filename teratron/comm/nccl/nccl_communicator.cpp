@@ -311,6 +311,8 @@ void NcclCommunicator::set_part(const std::string& part) {
 
 void NcclCommunicator::watch_replay(const std::string& operation) {
   backend_->check();
+  const Lock calls(mutex_);
+  TERATRON_ASSERT(!closed_);
   const CollectiveFingerprint fingerprint = of_part({.operation = operation});
   auto done = std::make_shared<c10::cuda::CUDAEvent>();
   done->record(c10::cuda::getCurrentCUDAStream());

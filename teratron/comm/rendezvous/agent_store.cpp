@@ -222,8 +222,8 @@ class StoreMeeting {
     return value.substr(value.find('\n') + 1);
   }
 
-  /// A start that had an outcome before this rank came is over. What ended it is told only if rank 0 begins
-  /// no other soon, and at once in that one.
+  /// A start that had an outcome before this rank came is over. What ended it is reported only if rank 0
+  /// begins no other soon.
   bool join_and_wait() {
     if (client_.has(kJob)) {
       nonce_ = job_words(client_.get(kJob))[0];
@@ -275,7 +275,7 @@ class StoreMeeting {
     is_over_ = is_taken_ = client_.get(key(here)).starts_with(env_.attempt + " ");
   }
 
-  /// Rank 0 has not begun another start: what kept the one that this rank found from starting is told.
+  /// Rank 0 has not begun another start: reports what ended the one that this rank found.
   void report_refused_start() {
     const std::string outcome = client_.has(key("outcome")) ? client_.get(key("outcome")) : "";
     if (!outcome.empty() && outcome[0] == kInconsistent) fail(outcome);

@@ -136,8 +136,8 @@ TEST_F(AgentStoreTest, ARankThatFindsOnlyAnOldStartSaysSo) {
   EXPECT_NE(other.find("rank 1 found a start that was over (all had met)"), std::string::npos) << other;
 }
 
-// A rank that comes after rank 0 has refused is told why.
-TEST_F(AgentStoreTest, ARankThatComesAfterARefusedStartIsToldWhy) {
+// A rank that comes after rank 0 has refused gets the reason.
+TEST_F(AgentStoreTest, ARankThatComesAfterARefusedStartGetsTheReason) {
   EXPECT_NE(start({env(0, 3), env(1, 3)}, 20s, /*refusing=*/0)[0].error, "");
   const auto begin = std::chrono::steady_clock::now();
   const std::string late = start({env(2, 3)}, 4s)[0].error;

@@ -36,10 +36,11 @@ at::Tensor sum_rows(const at::Tensor& x_RH, const at::Tensor& rows_TK, const at:
   const at::TensorOptions options = x_RH.options().dtype(dtype);
   if (x_RH.size(0) == 0) return at::zeros({rows_TK.size(0), x_RH.size(1)}, options);
   if (!x_RH.is_cuda()) return sum_rows_cpu(x_RH, rows_TK, kept_TK).to(dtype);
-  TERATRON_ASSERT(rows_TK.scalar_type() == at::kLong && rows_TK.is_contiguous() &&
-                  rows_TK.device() == x_RH.device());
-  TERATRON_ASSERT(!kept_TK.defined() || (kept_TK.scalar_type() == at::kBool && kept_TK.is_contiguous() &&
-                                         kept_TK.sizes() == rows_TK.sizes()));
+  TERATRON_ASSERT(rows_TK.scalar_type() == at::kLong && rows_TK.dim() == 2 && rows_TK.is_contiguous() &&
+                  rows_TK.device() == x_RH.device() && rows_TK.size(0) <= INT32_MAX);
+  TERATRON_ASSERT(!kept_TK.defined() ||
+                  (kept_TK.scalar_type() == at::kBool && kept_TK.is_contiguous() &&
+                   kept_TK.device() == x_RH.device() && kept_TK.sizes() == rows_TK.sizes()));
   const at::Tensor out = at::empty({rows_TK.size(0), x_RH.size(1)}, options);
   if (out.numel() == 0) return out;
   cuda::sum_rows({.tokens = rows_TK.size(0),

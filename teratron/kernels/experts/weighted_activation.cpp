@@ -11,8 +11,8 @@ namespace {
 
 void check_operands(const at::Tensor& z, const at::Tensor& p_R, Activation activation) {
   require_float(z, "z");
-  TERATRON_ASSERT(z.dim() == 2 && z.size(1) % parts_of(activation) == 0, "activation of {} columns",
-                  z.size(-1));
+  TERATRON_ASSERT(z.dim() == 2 && z.size(1) % parts_of(activation) == 0 && z.size(0) <= INT32_MAX,
+                  "activation of {} columns", z.size(-1));
   TERATRON_ASSERT(p_R.dim() == 1 && p_R.size(0) == z.size(0) && p_R.is_contiguous() &&
                       p_R.scalar_type() == accumulation_type(z) && p_R.device() == z.device(),
                   "probabilities {} of {} rows", p_R.toString(), z.size(0));
@@ -60,7 +60,10 @@ WeightedActivationGradients weighted_activation_backward(at::Tensor dh, const at
   }
   const WeightedActivationGradients result{like_output(z, activation), at::empty_like(z),
                                            at::empty_like(p_R)};
-  if (z.size(0) == 0) return result;
+  if (z.numel() == 0) {
+    result.dp_R.zero_();
+    return result;
+  }
   cuda::WeightedActivationArgs args = args_of(z, p_R, activation);
   args.dh = address(dh);
   args.h = address(result.h);

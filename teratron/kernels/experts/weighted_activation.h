@@ -3,8 +3,8 @@
 //   h = p f(z)        dz = p dh f'(z)        dp = sum over the row of dh f(z)
 //
 // z [R, m] contiguous, h [R, n] with m = 2n if gated, else m = n; p, dp [R] in f32 (f64 for f64). z's dtypes:
-// f32, bf16, f16, f64; arithmetic in f32 (f64). CPU and CUDA; asynchronous on the current CUDA stream.
-// Bitwise reproducible.
+// f32, bf16, f16, f64; arithmetic in f32 (f64), on CPUs rounded to z's dtype after each operation. CPU and
+// CUDA; asynchronous on the current CUDA stream. Bitwise reproducible.
 #pragma once
 
 #include <ATen/core/Tensor.h>

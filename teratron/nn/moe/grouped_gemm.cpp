@@ -88,10 +88,11 @@ at::Tensor GroupedGemm::weight_grads(const at::Tensor& dy_RO, const at::Tensor& 
   const at::TensorOptions options = x_RI.options().dtype(wide);
   const std::vector<int64_t> sizes = {experts, dy_RO.size(1), x_RI.size(1)};
   if (ends_.empty()) {
-    const at::Tensor dw_EOI = at::empty(sizes, options);
-    if (!fits_weight_gradient(dw_EOI, dy_RO, x_RI)) return at::_grouped_mm(dy_RO.t(), x_RI, ends_E_).to(wide);
-    grouped_gemm_weight_gradient_(dw_EOI, dy_RO, x_RI, ends_E_, /*add=*/false);
-    return dw_EOI;
+    if (const at::Tensor dw_EOI = at::empty(sizes, options); fits_weight_gradient(dw_EOI, dy_RO, x_RI)) {
+      grouped_gemm_weight_gradient_(dw_EOI, dy_RO, x_RI, ends_E_, /*add=*/false);
+      return dw_EOI;
+    }
+    return at::_grouped_mm(dy_RO.t(), x_RI, ends_E_).to(wide);
   }
   const at::Tensor dw_EOI = at::zeros(sizes, options);
   for (size_t e = 0; e < static_cast<size_t>(experts); ++e) {

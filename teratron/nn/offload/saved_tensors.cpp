@@ -14,15 +14,29 @@ SavedTensorScope*& innermost() {
   return scope;
 }
 
-class EngineWithHooks : public torch::autograd::Engine {
+using torch::autograd::Engine, torch::autograd::edge_list, torch::autograd::variable_list;
+
+// Backward runs on torch's engine: its threads for devices are started once in a process, for the engine that
+// runs the first backward.
+class EngineWithHooks : public Engine {
  public:
   ~EngineWithHooks() override { stop(); }
+  // lint: allow(parameters): torch's, lint: allow(bool-pair): likewise
+  variable_list execute(const edge_list& roots, const variable_list& inputs, bool keep_graph,
+                        bool create_graph, bool accumulate_grad, const edge_list& outputs) override {
+    return get_base_engine().execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+  }
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& task, std::shared_ptr<torch::autograd::Node> root,
+      torch::autograd::InputBuffer&& inputs) override {
+    return get_base_engine().execute_with_graph_task(task, std::move(root), std::move(inputs));
+  }
   std::unique_ptr<SavedTensorScope::Hooks> get_default_saved_variable_hooks() override {
     return SavedTensorScope::make_hooks();
   }
 };
 
-torch::autograd::Engine& engine_with_hooks() {
+Engine& engine_with_hooks() {
   static EngineWithHooks engine;  // lint: allow(global-state): as torch's, one per process
   return engine;
 }
