@@ -17,9 +17,7 @@ namespace fs = std::filesystem;
 
 BackgroundRemoval::~BackgroundRemoval() {
   Lock lock(mutex_);
-  // A job that has failed ends at once.
-  const auto patience = std::uncaught_exceptions() > 0 ? std::chrono::milliseconds(0) : patience_;
-  stops_ = !changed_.wait_for(lock, patience, [this] { return !works_; });
+  stops_ = !changed_.wait_for(lock, patience_, [this] { return !works_; });
   lock.unlock();
   if (thread_.valid()) thread_.wait();
   if (folders_.empty()) return;
