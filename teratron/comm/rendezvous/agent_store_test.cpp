@@ -148,7 +148,7 @@ TEST_F(AgentStoreTest, ARankThatComesAfterARefusedStartGetsTheReason) {
 
 // The start before was killed, here: waits for a rank that does not come.
 TEST_F(AgentStoreTest, AStartWithoutAnOutcomeDoesNotEndTheNext) {
-  std::thread killed([this] { start({env(0, 3)}, 5s); });
+  std::thread killed([this] { start({env(0, 3)}, 8s); });
   std::this_thread::sleep_for(500ms);
   start({env(2, 3)}, 0ms);
   std::vector<Joined> joined(3);
@@ -158,7 +158,7 @@ TEST_F(AgentStoreTest, AStartWithoutAnOutcomeDoesNotEndTheNext) {
       joined[rank] = start({env(rank, 3)})[0];
     });
   };
-  std::thread second = later(2, 0ms), zeroth = later(0, 0ms), first = later(1, 800ms);
+  std::thread second = later(2, 0ms), zeroth = later(0, 0ms), first = later(1, 2500ms);
   for (std::thread* thread : {&second, &zeroth, &first, &killed}) thread->join();
   for (const Joined& rank : joined) {
     EXPECT_EQ(rank.error, "");
