@@ -1,18 +1,14 @@
 #include "teratron/nn/context_parallel/chunk_attention.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "teratron/kernels/attention/merge_attention.h"
-#include "teratron/nn/context_parallel/partial_attention.h"
+#include "teratron/nn/context_parallel/merged_attention.h"
 #include "teratron/nn/parameter.h"
 
 namespace teratron {
 
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 // Queries [first, first + count) of this rank and some of the keys.
 struct Block {
@@ -23,8 +19,12 @@ struct Block {
   at::Tensor of_keys(const at::Tensor& x) const { return x.narrow(0, first_key, keys); }
 };
 
-struct ChunkState : torch::CustomClassHolder {
+struct ChunkState final : MergedAttention {
   ChunkState(AttentionRequest request_, int64_t rank_) : request(std::move(request_)), rank(rank_) {}
+  PartialAttention forward(const QueryKeyValue& qkv) const override;
+  QueryKeyValue backward(const QueryKeyValue& qkv, const PartialAttention& whole,
+                         const at::Tensor& dy_SBND) const override;
+
   AttentionRequest request;  // without tensors
   int64_t rank;
 
@@ -83,34 +83,20 @@ QueryKeyValue chunk_backward(const ChunkState& state, const QueryKeyValue& qkv, 
           sums.v_SBGD.to(qkv.v_SBGD.scalar_type())};
 }
 
-struct ChunkAttention : torch::autograd::Function<ChunkAttention> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v, const c10::intrusive_ptr<ChunkState>& state) {
-    const PartialAttention whole = chunk_forward(*state, {q, k, v});
-    context->save_for_backward({q, k, v, whole.y_SBND, whole.logsumexp_BNS});
-    context->saved_data["state"] = c10::IValue::make_capsule(state);
-    return whole.y_SBND.flatten(2);
-  }
+PartialAttention ChunkState::forward(const QueryKeyValue& qkv) const {
+  return chunk_forward(*this, qkv);
+}
 
-  static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const variable_list saved = context->get_saved_variables();
-    const auto holder = context->saved_data["state"].toCapsule();
-    const at::Tensor dy = gradients[0].contiguous().view(saved[3].sizes());
-    const QueryKeyValue d = chunk_backward(static_cast<const ChunkState&>(*holder),
-                                           {saved[0], saved[1], saved[2]}, {saved[3], saved[4]}, dy);
-    return {d.q_SBND, d.k_SBGD, d.v_SBGD, at::Tensor()};
-  }
-};
+QueryKeyValue ChunkState::backward(const QueryKeyValue& qkv, const PartialAttention& whole,
+                                   const at::Tensor& dy_SBND) const {
+  return chunk_backward(*this, qkv, whole, dy_SBND);
+}
 
 }  // namespace
 
 at::Tensor chunk_attention(const AttentionRequest& request, int64_t rank) {
-  AttentionRequest rest = request;
-  rest.q_SBND = rest.k_SBGD = rest.v_SBGD = at::Tensor();
-  rest.query_rows_S = at::Tensor();
-  rest.dropout_row_ids = nullptr;
-  return ChunkAttention::apply(request.q_SBND, request.k_SBGD, request.v_SBGD,
-                               c10::make_intrusive<ChunkState>(rest, rank));
+  return merged_attention({request.q_SBND, request.k_SBGD, request.v_SBGD},
+                          c10::make_intrusive<ChunkState>(without_tensors(request), rank));
 }
 
 }  // namespace teratron

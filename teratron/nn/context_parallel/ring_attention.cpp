@@ -1,19 +1,15 @@
 #include "teratron/nn/context_parallel/ring_attention.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "teratron/base/error.h"
 #include "teratron/kernels/attention/merge_attention.h"
 #include "teratron/nn/attention/backend.h"
-#include "teratron/nn/context_parallel/partial_attention.h"
+#include "teratron/nn/context_parallel/merged_attention.h"
 
 namespace teratron {
 
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 enum class Chunks : uint8_t { all, first, second };  // chunks of each document
 
@@ -165,9 +161,13 @@ Messages return_gradients(const RingLayout& layout, const KeysValues& gradients,
                           {empty_rows(gradients.k, rows), empty_rows(gradients.v, rows)}, step.destination);
 }
 
-struct RingState : torch::CustomClassHolder {
+struct RingState final : MergedAttention {
   RingState(RingLayout layout_, AttentionRequest request_)
       : layout(std::move(layout_)), request(std::move(request_)) {}
+  PartialAttention forward(const QueryKeyValue& qkv) const override;
+  QueryKeyValue backward(const QueryKeyValue& qkv, const PartialAttention& whole,
+                         const at::Tensor& dy_SBND) const override;
+
   RingLayout layout;
   AttentionRequest request;  // without tensors
 
@@ -289,25 +289,14 @@ QueryKeyValue ring_backward(const RingState& state, const QueryKeyValue& qkv, co
   return gradients;
 }
 
-struct RingAttention : torch::autograd::Function<RingAttention> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v, const c10::intrusive_ptr<RingState>& state) {
-    const PartialAttention whole = ring_forward(*state, q, {k, v});
-    context->save_for_backward({q, k, v, whole.y_SBND, whole.logsumexp_BNS});
-    context->saved_data["state"] = c10::IValue::make_capsule(state);
-    return whole.y_SBND.flatten(2);
-  }
+PartialAttention RingState::forward(const QueryKeyValue& qkv) const {
+  return ring_forward(*this, qkv.q_SBND, {qkv.k_SBGD, qkv.v_SBGD});
+}
 
-  static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const variable_list saved = context->get_saved_variables();
-    const auto holder = context->saved_data["state"].toCapsule();
-    const auto& state = static_cast<const RingState&>(*holder);
-    const QueryKeyValue qkv{saved[0], saved[1], saved[2]};
-    const at::Tensor dy = gradients[0].contiguous().view(saved[3].sizes());
-    const QueryKeyValue d = ring_backward(state, qkv, {saved[3], saved[4]}, dy);
-    return {d.q_SBND, d.k_SBGD, d.v_SBGD, at::Tensor()};
-  }
-};
+QueryKeyValue RingState::backward(const QueryKeyValue& qkv, const PartialAttention& whole,
+                                  const at::Tensor& dy_SBND) const {
+  return ring_backward(*this, qkv, whole, dy_SBND);
+}
 
 // [S, B, ...] as [B S, 1, ...], sample by sample.
 at::Tensor in_one_row(const at::Tensor& x_SB) {
@@ -318,16 +307,12 @@ at::Tensor in_one_row(const at::Tensor& x_SB) {
 
 at::Tensor ring_attention(const AttentionRequest& request, const ContextParallel& context) {
   const int64_t samples = request.q_SBND.size(1);
-  AttentionRequest rest = request;
-  rest.q_SBND = rest.k_SBGD = rest.v_SBGD = at::Tensor();
-  rest.query_rows_S = at::Tensor();
-  rest.dropout_row_ids = nullptr;
   const bool whole = context.cut->whole_samples;
   const auto arranged = [&](const at::Tensor& x_SB) { return whole ? x_SB : in_one_row(x_SB); };
   const at::Tensor q = arranged(request.q_SBND);
-  const at::Tensor y =
-      RingAttention::apply(q, arranged(request.k_SBGD), arranged(request.v_SBGD),
-                           c10::make_intrusive<RingState>(RingLayout(context, q.size(0)), rest));
+  const at::Tensor y = merged_attention(
+      {q, arranged(request.k_SBGD), arranged(request.v_SBGD)},
+      c10::make_intrusive<RingState>(RingLayout(context, q.size(0)), without_tensors(request)));
   return whole ? y : y.squeeze(1).unflatten(0, {samples, -1}).transpose(0, 1);
 }
 
