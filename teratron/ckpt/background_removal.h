@@ -18,7 +18,7 @@ class BackgroundRemoval {
  public:
   using Folders = std::vector<std::filesystem::path>;
 
-  /// `patience`: how long one waits where that is of use.
+  /// `patience`: the most time that add_and_wait() and the destructor wait.
   explicit BackgroundRemoval(std::chrono::milliseconds patience = std::chrono::seconds(10))
       : patience_(patience) {}
   /// Waits; leaves the rest to the next save, with a warning.
@@ -28,7 +28,7 @@ class BackgroundRemoval {
 
   /// Removes folders whose names no save uses again.
   void add(const Folders& folders);
-  /// The same, and waits for those that are not known yet: what follows may need their space.
+  /// The same, and waits unless all were added before: what follows may need their space.
   void add_and_wait(const Folders& folders);
   /// The same with what `choose` returns, which is called on the thread, before further entries are removed.
   /// It must not throw.

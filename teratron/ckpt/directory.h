@@ -40,8 +40,8 @@ struct Retention;  // checkpoint.h
 std::vector<std::filesystem::path> discard_checkpoints(const std::filesystem::path& newest,
                                                        const Retention& retain);
 
-/// Renames `partial` to `target` in one step, whether target exists or not. Returns where that which was
-/// there before is now.
+/// Renames `partial` to `target` in one step, whether target exists or not. Returns the new path of
+/// what was there before.
 std::optional<std::filesystem::path> commit_directory(const std::filesystem::path& partial,
                                                       const std::filesystem::path& target);
 

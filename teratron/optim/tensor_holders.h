@@ -20,7 +20,7 @@ struct HeldTensor {
 struct HolderPlace {
   int64_t rank = 0;      // global
   int64_t stage = 0;     // of its pipeline
-  int64_t pipeline = 0;  // of those in the group
+  int64_t pipeline = 0;  // number among the group's pipelines
 };
 
 struct Holders {

@@ -271,7 +271,7 @@ class StoreMeeting {
       report(kInconsistent, fmt::format("rank {} was started as one of {} ranks, rank 0 as one of {}", here,
                                         env_.size, printable(words[1])));
     }
-    // Or by an earlier start that ended without an outcome.
+    // By a second process with this rank, or by an earlier start that was killed before it had an outcome.
     is_over_ = is_taken_ = client_.get(key(here)).starts_with(env_.attempt + " ");
   }
 

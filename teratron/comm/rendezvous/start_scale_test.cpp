@@ -1,4 +1,4 @@
-// What a start of up to 4,096 ranks costs, counted and timed, as threads of this process: the rendezvous of
+// What a start of up to 2,048 ranks costs, counted and timed, as threads of this process: the rendezvous of
 // all, and their connections along the tree of ranks while there are file descriptors (docs/scaling.md).
 #include <cmath>
 #include <ctime>
