@@ -213,6 +213,48 @@ TEST(WorldsCollectives, GatherIntoSymmetricMemory) {
   }
 }
 
+/// Blocks of rank r have 1000 r rows, in odd rounds 1000 more; so rank 0 first sends none.
+TEST(WorldsCollectives, ShiftBlocksOfAnySize) {
+  for (const int64_t ranks : test_sizes()) {
+    on_worlds({.cp = ranks}, [](const Mesh& mesh) {
+      const Group& group = mesh.group(Axis::cp);
+      if (group.size == 1) return;
+      const at::TensorOptions options = to_test_device(at::zeros({1}, at::kFloat)).options();
+      const auto rows_of = [](int64_t rank, int64_t round) { return (rank + round % 2) * 1000; };
+      const auto value_of = [](int64_t rank, int64_t round, int64_t distance) {
+        return 100 * rank + 10 * round + distance;
+      };
+      struct Block {
+        at::Tensor rows;
+        Work work;
+        int64_t distance;
+      };
+      const auto start = [&](int64_t round, int64_t distance) {
+        Communicator& communicator = *group.communicator;
+        const int64_t from = communicator.rank_at(-distance);
+        const at::Tensor sent =
+            at::full({rows_of(group.rank, round), 64}, value_of(group.rank, round, distance), options);
+        const at::Tensor received =
+            communicator.alloc_symmetric({group.size * 1000, 64}, options).narrow(0, 0, rows_of(from, round));
+        return Block{received, communicator.shift(received, sent, distance), distance};
+      };
+      for (int64_t round = 0; round < 10; ++round) {
+        std::vector<Block> blocks;  // on their way together
+        for (int64_t distance = 1; distance < group.size; ++distance) {
+          blocks.push_back(start(round, distance));
+          blocks.push_back(start(round, -distance));
+        }
+        for (Block& block : blocks) {
+          block.work.wait();
+          const int64_t from = group.communicator->rank_at(-block.distance);
+          EXPECT_EQ(block.rows.size(0), rows_of(from, round));
+          EXPECT_TRUE((block.rows == value_of(from, round, block.distance)).all().item<bool>());
+        }
+      }
+    });
+  }
+}
+
 /// Part p of rank r is r + p + 1 once produced. Sizes below and above the copy-engine threshold.
 TEST(WorldsCollectives, ReduceScatterPipelinesParts) {
   for (const int64_t ranks : test_sizes()) {

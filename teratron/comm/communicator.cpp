@@ -102,6 +102,17 @@ Work Communicator::reduce_scatter_pipelined(at::Tensor output, at::Tensor input,
   return reduce_scatter(std::move(output), std::move(input), op);
 }
 
+Work Communicator::shift(at::Tensor received, at::Tensor sent, int64_t distance) {
+  std::vector<P2POp> ops;
+  if (sent.numel() > 0) ops.push_back({.tensor = std::move(sent), .peer = rank_at(distance), .send = true});
+  if (received.numel() > 0) ops.push_back({.tensor = std::move(received), .peer = rank_at(-distance)});
+  return batch_isend_irecv(std::move(ops));
+}
+
+int64_t Communicator::rank_at(int64_t distance) const {
+  return ((rank() + distance) % size() + size()) % size();
+}
+
 void Communicator::watch_replay(const std::string& /*operation*/) {}
 
 at::Tensor Communicator::alloc_symmetric(at::IntArrayRef sizes, const at::TensorOptions& options) {

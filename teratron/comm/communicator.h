@@ -61,9 +61,14 @@ class Communicator : public HostGroup {
   virtual Work all_to_all(at::Tensor output, at::Tensor input) = 0;
   /// Runs all operations concurrently. Sends are buffered, so two ranks may send to each other.
   virtual Work batch_isend_irecv(std::vector<P2POp> ops) = 0;
-  /// Allocates the output of an all_gather whose input is this rank's slice of it, for use on the current
-  /// stream only. If all GPUs of the group can access each other's memory, it is symmetric memory: copy
-  /// engines run the all_gather, which then overlaps GEMMs. Ranks must allocate the same sizes, and free
+  /// Every rank sends to the rank `distance` after it, in the ring of ranks, and receives from the one as far
+  /// before it. Sizes may differ between ranks, and be zero. `received` must be the beginning of a tensor of
+  /// alloc_symmetric() that is large enough for what any rank receives: into symmetric memory copy engines
+  /// send, which need no SMs and so run beside attention, otherwise batch_isend_irecv() does.
+  virtual Work shift(at::Tensor received, at::Tensor sent, int64_t distance);
+  /// Allocates the output of a shift, or of an all_gather whose input is this rank's slice of it, for use on
+  /// the current stream only. If all GPUs of the group can access each other's memory, it is symmetric memory
+  /// and copy engines run the collective, which then overlaps GEMMs. Ranks must allocate the same sizes, and free
   /// them, in the same order: keep these tensors local to a function.
   virtual at::Tensor alloc_symmetric(at::IntArrayRef sizes, const at::TensorOptions& options);
   /// Collectives of this group that a CUDA graph replays are on the current stream: a time-out is noticed and
@@ -72,6 +77,9 @@ class Communicator : public HostGroup {
   virtual void barrier() = 0;
   /// Makes every pending and later call of this group throw Fault, on all its ranks.
   virtual void abort(const std::string& reason) = 0;
+
+  /// The rank `distance` after this one in the ring of ranks.
+  int64_t rank_at(int64_t distance) const;
 };
 
 /// Group of one rank: every collective is the identity (reduce_scatter and all_gather copy).

@@ -41,6 +41,9 @@ class ForwardingCommunicator : public Communicator {
   Work batch_isend_irecv(std::vector<P2POp> ops) override {
     return start("messages", [&] { return inner_->batch_isend_irecv(std::move(ops)); });
   }
+  Work shift(at::Tensor received, at::Tensor sent, int64_t distance) override {
+    return start("shift", [&] { return inner_->shift(received, sent, distance); });
+  }
 
   at::Tensor alloc_symmetric(at::IntArrayRef sizes, const at::TensorOptions& options) override {
     return inner_->alloc_symmetric(sizes, options);

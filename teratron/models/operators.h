@@ -64,6 +64,8 @@ struct Operator {
   int64_t recompute_unit = -1;
   std::optional<OffloadStep> offload = {};
   double kept = 0.0;  // of `saved`, bytes that stay on the device where the step is offloaded
+  /// Bytes of symmetric memory, besides all others, that operators which need as much share.
+  double windows = 0.0;
 };
 
 using OperatorsOf = std::function<std::vector<Operator>(const RankBatch&)>;

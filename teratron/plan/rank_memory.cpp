@@ -92,15 +92,19 @@ RankBatch rank_batch(const Arguments& a, const StageSpec& chunk) {
           .expert_tensor_parallel = a.expert_tensor_parallel_size.value_or(a.tensor_model_parallel_size)};
 }
 
-// Activations of the micro-batches in flight, and the most that one chunk needs besides.
+// Activations of the micro-batches in flight, and the most that one chunk needs besides, with its windows.
 void add_activations(RankMemory& memory, const ModelPlan& model, const Arguments& a,
                      const std::vector<StageSpec>& chunks, double in_flight) {
+  double windows = 0.0;
   for (const StageSpec& chunk : chunks) {
-    const ActivationMemory one = activation_memory(model.operators(rank_batch(a, chunk)));
+    const std::vector<Operator> operators = model.operators(rank_batch(a, chunk));
+    for (const Operator& op : operators) windows = std::max(windows, op.windows);
+    const ActivationMemory one = activation_memory(operators);
     memory.activations += one.saved * in_flight / static_cast<double>(chunks.size());
     memory.host += one.host * in_flight / static_cast<double>(chunks.size());
     memory.temporary = std::max(memory.temporary, one.peak - one.saved);
   }
+  memory.temporary += windows;
 }
 
 // Moments and master weights: fp32 next to fp16 weights, the lower 16 bits of fp32 next to bf16.

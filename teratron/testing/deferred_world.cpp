@@ -62,6 +62,9 @@ class DeferredCommunicator final : public ForwardingCommunicator {
                                 const ProduceParts& produce) override {
     return Communicator::reduce_scatter_pipelined(output, input, op, produce);  // by reduce_scatter()
   }
+  Work shift(at::Tensor received, at::Tensor sent, int64_t distance) override {
+    return Communicator::shift(received, sent, distance);  // by batch_isend_irecv()
+  }
 
  private:
   static Work in_place(const at::Tensor& tensor, std::function<void()> run) {

@@ -16,6 +16,7 @@ import pytest
 BINARY = os.environ.get("TERATRON_BINARY")
 needs_binary = pytest.mark.skipif(not BINARY, reason="TERATRON_BINARY names no built program")
 COMM_TEST = os.path.join(os.path.dirname(BINARY or ""), "..", "comm", "comm_test")
+NN_TEST = os.path.join(os.path.dirname(BINARY or ""), "..", "nn", "nn_test")
 needs_comm_test = pytest.mark.skipif(not os.path.exists(COMM_TEST), reason="comm_test is not beside the program")
 DIVERGENCES = ["shape", "operation", "order"]  # of ranks in comm_test
 
@@ -142,8 +143,8 @@ def processes(commands, variables):
     return [process.returncode for process in running], outputs
 
 
-def communicator_tests(backend, logs, *flags):
-    job = [BINARY, "launch", "--nproc-per-node", "2", "--backend", backend, "--log-dir", str(logs), "--", COMM_TEST, *flags]
+def communicator_tests(backend, logs, *flags, program=COMM_TEST):
+    job = [BINARY, "launch", "--nproc-per-node", "2", "--backend", backend, "--log-dir", str(logs), "--", program, *flags]
     return subprocess.run(job, capture_output=True, text=True, timeout=120, env=environment())
 
 

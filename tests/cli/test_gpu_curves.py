@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 import torch
-from program import BINARY, VOCABULARY, communicator_tests, environment, losses, needs_binary, needs_comm_test
+from program import BINARY, NN_TEST, VOCABULARY, communicator_tests, environment, losses, needs_binary, needs_comm_test
 
 GPUS = torch.cuda.device_count()
 pytestmark = [needs_binary, pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")]
@@ -61,3 +61,10 @@ def test_collectives_and_their_adjoints_over_nccl(tmp_path):
     assert "WorldsCollectives.AdjointPropertyHoldsForRandomShapes" in result.stdout
     if torch.cuda.can_device_access_peer(0, 1):
         assert "beside no product" not in (tmp_path / "rank-0.log").read_text(), "copy engines are not used"
+
+
+@needs_comm_test
+def test_context_parallel_attention_over_nccl(tmp_path):
+    result = communicator_tests("nccl", tmp_path, "--gtest_filter=*Worlds*", program=NN_TEST)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr
+    assert "[       OK ] WorldsContextParallel.BlocksOfOtherRanksGiveTheResultsOfOne" in result.stdout

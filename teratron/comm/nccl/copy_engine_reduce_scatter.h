@@ -8,14 +8,14 @@
 
 #include <c10/cuda/CUDAStream.h>
 
-#include "teratron/comm/nccl/symmetric_memory.h"
+#include "teratron/comm/nccl/stream_barrier.h"
 
 namespace teratron {
 
 class CopyEngineReduceScatter {
  public:
-  /// `memory` must be available.
-  CopyEngineReduceScatter(SymmetricMemory& memory, ncclComm_t comm, int64_t rank, int64_t size);
+  /// Collective. `memory` must be available.
+  CopyEngineReduceScatter(SymmetricMemory& memory, int64_t rank, int64_t size);
   /// output [N] = sum or average over the ranks of part `rank` of input [size, N], rounded once; floating
   /// point. Runs on `stream`, which must be the same for all calls, as buffers are reused in its order.
   /// Pushes in pieces of push_window_bytes, through two windows in turn, which are kept.
@@ -29,18 +29,12 @@ class CopyEngineReduceScatter {
                                        const std::function<void(int64_t part)>& produce_part);
 
  private:
-  ncclResult_t start(cudaStream_t stream);
-  void barrier(cudaStream_t stream);
   void push(const at::Tensor& received, const at::Tensor& part, int64_t peer, cudaStream_t stream);
 
   SymmetricMemory& memory_;
-  ncclComm_t comm_;
+  StreamBarrier barrier_;
   int64_t rank_;
   int64_t size_;
-  at::Tensor signals_;  // [size, ..]: the last barrier that each rank has reached, written by that rank
-  std::vector<std::byte*> peer_signals_;  // this rank's entry in each rank's signals_
-  uint32_t barriers_ = 0;                 // modulo 2^32, as the waits compare
-  bool started_ = false;
   std::vector<at::Tensor> windows_;  // of bytes; made on demand
   int64_t pieces_ = 0;               // pushed so far
 };

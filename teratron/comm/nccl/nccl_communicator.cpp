@@ -7,12 +7,9 @@
 #include <fmt/format.h>
 
 #include "teratron/base/fault_point.h"
-#include "teratron/base/log.h"
 #include "teratron/comm/consensus.h"
 #include "teratron/comm/host/process_communicator.h"
 #include "teratron/comm/host/tensor_fingerprint.h"
-#include "teratron/comm/nccl/push_windows.h"
-#include "teratron/kernels/common/reduce.h"
 
 namespace teratron {
 namespace {
@@ -75,21 +72,23 @@ NcclComm& NcclCommunicator::group_comm() {
 }
 
 NcclCommunicator::Event NcclCommunicator::issue(const NcclComm& comm, PendingWork work,
-                                                const Enqueue& enqueue) {
+                                                const Enqueue& enqueue,
+                                                std::optional<c10::cuda::CUDAStream> other) {
+  const c10::cuda::CUDAStream stream = other.value_or(comm.stream());
   PendingWork* pending = nullptr;
   if (!is_capturing()) {  // events of a capture cannot be queried: watch_replay()
     const Lock lock(pending_mutex_);
     pending = &pending_.emplace_back(work);  // deque: the address is stable
   }
   ready_.record();
-  ready_.block(comm.stream());
-  const ncclResult_t result = enqueue(comm.get(), comm.stream());
+  ready_.block(stream);
+  const ncclResult_t result = enqueue(comm.get(), stream);
   if (result != ncclSuccess) {
     backend_->check();  // a peer's failure is the cause of NCCL's error
     check_nccl(result, comm.get(), describe(work).c_str());
   }
   auto done = std::make_shared<c10::cuda::CUDAEvent>();
-  done->record(comm.stream());
+  done->record(stream);
   if (!pending) return done;
   const Lock lock(pending_mutex_);
   pending->done = done;
@@ -97,12 +96,12 @@ NcclCommunicator::Event NcclCommunicator::issue(const NcclComm& comm, PendingWor
 }
 
 Work NcclCommunicator::collective(const CollectiveFingerprint& fingerprint, std::vector<at::Tensor> tensors,
-                                  const Enqueue& enqueue) {
+                                  const Enqueue& enqueue, std::optional<c10::cuda::CUDAStream> stream) {
   fault_point("comm.collective");
   const int64_t sequence = group_->record(fingerprint);
   const Lock lock(mutex_);
   TERATRON_ASSERT(!closed_);
-  const Event done = issue(group_comm(), {.fingerprint = fingerprint, .sequence = sequence}, enqueue);
+  const Event done = issue(group_comm(), {.fingerprint = fingerprint, .sequence = sequence}, enqueue, stream);
   return Work([done, backend = backend_, keep = std::move(tensors)] {
     backend->check();
     done->block(c10::cuda::getCurrentCUDAStream());
@@ -119,54 +118,6 @@ Work NcclCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
                     });
 }
 
-/// Null if copy engines cannot access all ranks. Registering a window is a recorded collective.
-SymmetricMemory* NcclCommunicator::symmetric_memory() {
-  if (!symmetric_memory_) {
-    symmetric_memory_.emplace(group_comm().get(), *host_, [this](size_t bytes, const auto& register_window) {
-      const CollectiveFingerprint fingerprint{
-          .operation = "window", .dtype = "Byte", .shape = {static_cast<int64_t>(bytes)}};
-      issue(group_comm(), {.fingerprint = fingerprint, .sequence = group_->record(fingerprint)},
-            [&](ncclComm_t, cudaStream_t) {
-              register_window();
-              return ncclSuccess;
-            });
-    });
-    if (!symmetric_memory_->available() && rank() == 0) {
-      notice(
-          "{} have no NCCL symmetric memory (several hosts, or NCCL_WIN_ENABLE=0): their collectives do not "
-          "overlap GEMMs",
-          describe_ranks(group_->ranks().all()));
-    }
-  }
-  return symmetric_memory_->available() ? &*symmetric_memory_ : nullptr;
-}
-
-/// Null without symmetric memory, and where NCCL's reduce-scatter is as fast or the only one supported.
-CopyEngineReduceScatter* NcclCommunicator::copy_engine_reduce_scatter(const at::Tensor& output, ReduceOp op) {
-  const bool is_sum = op == ReduceOp::sum || op == ReduceOp::avg;
-  if (!is_sum || !at::isFloatingType(output.scalar_type()) || output.nbytes() < min_push_bytes ||
-      size() > max_parts) {
-    return nullptr;
-  }
-  const Lock lock(mutex_);
-  TERATRON_ASSERT(!closed_);
-  if (!copy_engine_reduce_scatter_ && symmetric_memory())
-    copy_engine_reduce_scatter_.emplace(*symmetric_memory(), group_comm().get(), rank(), size());
-  return copy_engine_reduce_scatter_ ? &*copy_engine_reduce_scatter_ : nullptr;
-}
-
-Work NcclCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) {
-  if (output.is_cpu()) return host_->reduce_scatter(output, input, op);
-  check_parts(input, output, size());
-  const CollectiveFingerprint fingerprint = call_of(reduce_name("reduce_scatter", op), output);
-  if (CopyEngineReduceScatter* const copy_engines = copy_engine_reduce_scatter(output, op)) {
-    return collective(fingerprint, {output, input}, [&](ncclComm_t, cudaStream_t) {
-      return copy_engines->reduce_scatter(output, input, op, group_comm_->stream());
-    });
-  }
-  return nccl_reduce_scatter(output, input, op);
-}
-
 Work NcclCommunicator::nccl_reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) {
   return collective(call_of(reduce_name("reduce_scatter", op), output), {output, input},
                     [=](ncclComm_t comm, cudaStream_t stream) {
@@ -176,39 +127,12 @@ Work NcclCommunicator::nccl_reduce_scatter(const at::Tensor& output, const at::T
                     });
 }
 
-Work NcclCommunicator::reduce_scatter_pipelined(at::Tensor output, at::Tensor input, ReduceOp op,
-                                                const ProduceParts& produce) {
-  if (output.is_cpu()) return host_->reduce_scatter_pipelined(output, input, op, produce);
-  check_parts(input, output, size());
-  const CollectiveFingerprint fingerprint = call_of(reduce_name("reduce_scatter", op), output);
-  if (CopyEngineReduceScatter* const copy_engines = copy_engine_reduce_scatter(output, op)) {
-    return collective(fingerprint, {output, input}, [&](ncclComm_t, cudaStream_t) {
-      const c10::cuda::CUDAStream& stream = group_comm_->stream();
-      return copy_engines->reduce_scatter_produced(output, input, op, stream, [&](int64_t part) {
-        produce(part, part + 1);
-        ready_.record();
-        ready_.block(stream);
-      });
-    });
-  }
-  produce(0, size());
-  return nccl_reduce_scatter(output, input, op);
-}
-
 Work NcclCommunicator::all_gather(at::Tensor output, at::Tensor input) {
   if (output.is_cpu()) return host_->all_gather(output, input);
   check_parts(output, input, size());
   return collective(call_of("all_gather", input), {output, input}, [=](ncclComm_t comm, cudaStream_t stream) {
     return ncclAllGather(input.const_data_ptr(), output.data_ptr(), input.nbytes(), ncclUint8, comm, stream);
   });
-}
-
-at::Tensor NcclCommunicator::alloc_symmetric(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  if (options.device().is_cpu()) return host_->alloc_symmetric(sizes, options);
-  const Lock lock(mutex_);
-  TERATRON_ASSERT(!closed_);
-  SymmetricMemory* const memory = symmetric_memory();
-  return memory ? memory->empty(sizes, options) : at::empty(sizes, options);
 }
 
 Work NcclCommunicator::broadcast(at::Tensor tensor, int64_t root) {

@@ -12,6 +12,7 @@
 #include "teratron/comm/communicator.h"
 #include "teratron/comm/host/process_group.h"
 #include "teratron/comm/nccl/copy_engine_reduce_scatter.h"
+#include "teratron/comm/nccl/copy_engine_shift.h"
 #include "teratron/comm/nccl/nccl_comm.h"
 #include "teratron/comm/part_communicator.h"
 
@@ -38,6 +39,7 @@ class NcclCommunicator final : public Communicator, public PartRecorder {
   Work broadcast(at::Tensor tensor, int64_t root) override;
   Work all_to_all(at::Tensor output, at::Tensor input) override;
   Work batch_isend_irecv(std::vector<P2POp> ops) override;
+  Work shift(at::Tensor received, at::Tensor sent, int64_t distance) override;
   void send_bytes(int64_t to, const std::string& bytes) override;
   std::string receive_bytes(int64_t from) override;
   std::vector<std::string> all_gather_bytes(const std::string& bytes) override;
@@ -65,9 +67,11 @@ class NcclCommunicator final : public Communicator, public PartRecorder {
     Event done = nullptr;  // null while NCCL is being called
   };
 
+  /// On the group's stream unless another one is given.
   Work collective(const CollectiveFingerprint& fingerprint, std::vector<at::Tensor> tensors,
-                  const Enqueue& enqueue);
-  Event issue(const NcclComm& comm, PendingWork work, const Enqueue& enqueue);
+                  const Enqueue& enqueue, std::optional<c10::cuda::CUDAStream> stream = std::nullopt);
+  Event issue(const NcclComm& comm, PendingWork work, const Enqueue& enqueue,
+              std::optional<c10::cuda::CUDAStream> other = std::nullopt);
   CollectiveFingerprint call_of(std::string operation, const at::Tensor& tensor) const;
   std::string describe(const PendingWork& work) const;
   /// The oldest work that has not completed.
@@ -76,6 +80,7 @@ class NcclCommunicator final : public Communicator, public PartRecorder {
   NcclComm& group_comm();
   SymmetricMemory* symmetric_memory();
   CopyEngineReduceScatter* copy_engine_reduce_scatter(const at::Tensor& output, ReduceOp op);
+  CopyEngineShift* copy_engine_shift();
   Work nccl_reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op);
   using Ends = std::pair<int64_t, int64_t>;  // (from, to)
   std::vector<Ends> links_to_open(const std::vector<P2POp>& ops) const;
@@ -90,6 +95,7 @@ class NcclCommunicator final : public Communicator, public PartRecorder {
   std::unique_ptr<NcclComm> group_comm_;
   std::optional<SymmetricMemory> symmetric_memory_;                    // of group_comm_; created on demand
   std::optional<CopyEngineReduceScatter> copy_engine_reduce_scatter_;  // likewise
+  std::optional<CopyEngineShift> copy_engine_shift_;                   // likewise
   NcclComm::List links_;
   std::vector<Ends> link_ends_;  // of each
   c10::cuda::CUDAEvent ready_;   // the caller's stream at the last call

@@ -148,8 +148,16 @@ at::Tensor SymmetricMemory::empty(at::IntArrayRef sizes, const at::TensorOptions
   return at::from_blob(state_->windows[*index]->memory.data_ptr(), sizes, release, options);
 }
 
+at::Tensor SymmetricMemory::zeros(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  const at::Tensor result = empty(sizes, options).zero_();
+  c10::cuda::getCurrentCUDAStream().synchronize();
+  hosts_.barrier();
+  return result;
+}
+
 std::byte* SymmetricMemory::peer_ptr(const at::Tensor& tensor, int64_t rank) const {
-  const auto* const here = static_cast<const std::byte*>(tensor.const_data_ptr());
+  const auto* const here =  // also of a tensor without elements
+      static_cast<const std::byte*>(tensor.storage().data()) + tensor.storage_offset() * tensor.itemsize();
   const std::lock_guard lock(state_->mutex);
   for (const auto& window : state_->windows) {
     const auto* const begin = static_cast<const std::byte*>(window->memory.const_data_ptr());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "teratron/comm/nccl/symmetric_pool.h"
 #include "teratron/models/transformer/expert_operators.h"
 #include "teratron/models/transformer/layer_stack.h"
 #include "teratron/nn/qkv.h"
@@ -155,11 +156,12 @@ class LayerOperators {
     return op;
   }
 
-  // What context parallelism holds besides: blocks of keys and values, or all of them; queries and outputs of
-  // blocks, or of a part of the heads.
+  // What context parallelism holds besides: a block of keys and values to send and windows for those that
+  // arrive, or all keys and values; queries and outputs of blocks, or of a part of the heads.
   void add_context_parallel(Operator& op) const {
-    const double ranks = as_real(batch_.context_parallel), blocks = std::min(ranks, 3.0);
-    const double wide = qkv_bytes() / sizes_.element * 4.0;  // sums of gradients
+    const double ranks = as_real(batch_.context_parallel);
+    const bool adds_two = ranks == 2.0 && !batch_.segmented;
+    const double wide = adds_two ? 0.0 : qkv_bytes() / sizes_.element * 4.0;  // sums of gradients
     const auto comm = config_.context_parallel_comm.empty()
                           ? ContextParallelComm::p2p
                           : config_.context_parallel_comm.at(static_cast<size_t>(layer_));
@@ -170,8 +172,10 @@ class LayerOperators {
       op.forward_peak += 2.0 * kv_ * ranks + q_;
       op.backward_peak += 4.0 * kv_ * ranks + q_;
     } else {
-      op.forward_peak += 2.0 * kv_ * blocks + 2.0 * q_;
-      op.backward_peak += 2.0 * kv_ * blocks + wide + qkv_bytes();
+      op.forward_peak += 2.0 * kv_ + 2.0 * q_;
+      op.backward_peak += 2.0 * kv_ + wide + qkv_bytes();
+      const size_t window = SymmetricPool::round_size(static_cast<size_t>(2.0 * kv_));
+      op.windows = std::min(ranks - 1.0, 3.0) * static_cast<double>(window);
     }
   }
 

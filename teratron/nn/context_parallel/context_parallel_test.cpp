@@ -13,6 +13,7 @@
 #include "teratron/nn/context_parallel/zigzag.h"
 #include "teratron/testing/attention_reference.h"
 #include "teratron/testing/fixtures.h"
+#include "teratron/testing/worlds.h"
 
 namespace teratron {
 namespace {
@@ -208,6 +209,53 @@ TEST(ContextParallel, KeepsDocumentsApart) {
   // Documents of fewer tokens than there are chunks: some ranks have no second chunks.
   Scene tokens{.ranks = 4, .samples = 1, .length = 16, .documents = {std::vector<int64_t>(16, 1)}};
   for (const ContextParallelComm comm : comms) expect_twins(tokens, comm);
+}
+
+AttentionSample to_f64(const AttentionSample& x) {
+  return {f64(x.q_SBND), f64(x.k_SBGD), f64(x.v_SBGD), f64(x.dy_SBF)};
+}
+
+// This rank's tokens, on the device under test, against those of one rank on the CPU in fp64.
+void expect_own_tokens(const Scene& scene, const AttentionSample& sample, const AttentionResult& whole,
+                       const Group& group) {
+  const auto cut_on = [&](at::Device device) {
+    return make_context_cut(scene.bounds(), scene.samples, scene.length, group, device);
+  };
+  const ContextParallel context{group, cut_on(to_test_device(at::empty({0})).device())},
+      on_cpu{group, cut_on(at::kCPU)};
+  const auto own = [&](const at::Tensor& x) { return cut_tokens(x, on_cpu).detach(); };
+  const auto own_leaf = [&](const at::Tensor& x) { return to_test_device(own(x).clone()).requires_grad_(); };
+  AttentionRequest request = scene.request(sample);
+  request.q_SBND = own_leaf(sample.q_SBND);
+  request.k_SBGD = own_leaf(sample.k_SBGD);
+  request.v_SBGD = own_leaf(sample.v_SBGD);
+  request.query_rows_S = context.cut->rows_SB;
+  const at::Tensor y = context_parallel_attention(request, context, ContextParallelComm::p2p);
+  y.backward(to_test_device(own(sample.dy_SBF)));
+  expect_result({y, request.q_SBND.grad(), request.k_SBGD.grad(), request.v_SBGD.grad()},
+                {own(whole.y_SBF), own(whole.dq), own(whole.dk), own(whole.dv)},
+                scene.type == at::kFloat ? 1e-5 : 2e-2);
+}
+
+TEST(WorldsContextParallel, BlocksOfOtherRanksGiveTheResultsOfOne) {
+  at::manual_seed(7);  // in every process of a launched job
+  const std::vector<std::vector<std::vector<int64_t>>> documents = {
+      {}, {{13, 83}, {1, 2, 93}}, {std::vector<int64_t>(96, 1), {96}}};
+  for (const int64_t ranks : test_sizes()) {
+    if (ranks == 1) continue;
+    for (const at::ScalarType type : {at::kBFloat16, at::kHalf, at::kFloat}) {
+      for (const auto& each : documents) {
+        const Scene scene{
+            .ranks = ranks, .length = 96, .groups = 2, .width = 64, .type = type, .documents = each};
+        SCOPED_TRACE(fmt::format("{} ranks, {}, bounds {}", ranks, at::toString(type),
+                                 fmt::join(scene.bounds(), " ")));
+        const AttentionSample sample = random_sample(scene.whole(), type), wide = to_f64(sample);
+        const AttentionResult whole = run_attention(scene.request(wide), wide.dy_SBF);
+        on_worlds({.cp = ranks},
+                  [&](const Mesh& mesh) { expect_own_tokens(scene, sample, whole, mesh.group(Axis::cp)); });
+      }
+    }
+  }
 }
 
 TEST(ContextParallel, WindowsDropoutAndAlibi) {

@@ -25,10 +25,12 @@ PartialAttention cudnn_partial(const AttentionRequest& request) {
 }
 
 QueryKeyValue cudnn_partial_backward(const AttentionRequest& request, const PartialAttention& whole,
-                                     const at::Tensor& dy_SBND) {
-  const QueryKeyValue d{at::empty_like(request.q_SBND, at::MemoryFormat::Contiguous),
-                        at::empty_like(request.k_SBGD, at::MemoryFormat::Contiguous),
-                        at::empty_like(request.v_SBGD, at::MemoryFormat::Contiguous)};
+                                     const at::Tensor& dy_SBND, const QueryKeyValue& out) {
+  const auto given_or_new = [](const at::Tensor& given, const at::Tensor& x) {
+    return given.defined() ? given : at::empty_like(x, at::MemoryFormat::Contiguous);
+  };
+  const QueryKeyValue d{given_or_new(out.q_SBND, request.q_SBND), given_or_new(out.k_SBGD, request.k_SBGD),
+                        given_or_new(out.v_SBGD, request.v_SBGD)};
   cudnn_attention_backward(
       {heads_first(request.q_SBND), heads_first(request.k_SBGD), heads_first(request.v_SBGD),
        heads_first(whole.y_SBND), whole.logsumexp_BNS.unsqueeze(3)},
@@ -72,7 +74,7 @@ PartialAttention flash_partial(const AttentionRequest& request) {
 }
 
 QueryKeyValue flash_partial_backward(const AttentionRequest& request, const PartialAttention& whole,
-                                     const at::Tensor& dy_SBND) {
+                                     const at::Tensor& dy_SBND, const QueryKeyValue& /*out*/) {
   const FlashShape shape(request);
   // Read by dropout only, of which there is none.
   const at::Tensor unused = at::zeros({2}, request.q_SBND.options().dtype(at::kLong));
@@ -113,7 +115,7 @@ at::Tensor sum_over_groups(const at::Tensor& x_BNSD, int64_t groups) {
 }
 
 QueryKeyValue math_partial_backward(const AttentionRequest& request, const PartialAttention& whole,
-                                    const at::Tensor& dy_SBND) {
+                                    const at::Tensor& dy_SBND, const QueryKeyValue& /*out*/) {
   const StoredScores stored(request);
   const int64_t groups = request.k_SBGD.size(2);
   const at::Tensor dy = heads_first(dy_SBND), y = heads_first(whole.y_SBND);
@@ -128,7 +130,8 @@ QueryKeyValue math_partial_backward(const AttentionRequest& request, const Parti
 struct PartialBackend {
   bool (*supports)(const AttentionRequest&);
   PartialAttention (*forward)(const AttentionRequest&);
-  QueryKeyValue (*backward)(const AttentionRequest&, const PartialAttention&, const at::Tensor&);
+  QueryKeyValue (*backward)(const AttentionRequest&, const PartialAttention&, const at::Tensor&,
+                            const QueryKeyValue& out);
 };
 
 const PartialBackend& choose_partial(const AttentionRequest& request) {
@@ -138,7 +141,8 @@ const PartialBackend& choose_partial(const AttentionRequest& request) {
          const FlashCpuOutput output = flash_cpu_forward(r);
          return PartialAttention{output.y_SBND, output.logsumexp_BNS};
        },
-       [](const AttentionRequest& r, const PartialAttention& whole, const at::Tensor& dy_SBND) {
+       [](const AttentionRequest& r, const PartialAttention& whole, const at::Tensor& dy_SBND,
+          const QueryKeyValue& /*out*/) {
          return flash_cpu_backward(r, {whole.y_SBND, whole.logsumexp_BNS}, dy_SBND);
        }},
       {cudnn_supports, cudnn_partial, cudnn_partial_backward},
@@ -157,8 +161,8 @@ PartialAttention partial_attention(const AttentionRequest& request) {
 }
 
 QueryKeyValue partial_attention_backward(const AttentionRequest& request, const PartialAttention& whole,
-                                         const at::Tensor& dy_SBND) {
-  return choose_partial(request).backward(request, whole, dy_SBND);
+                                         const at::Tensor& dy_SBND, const QueryKeyValue& out) {
+  return choose_partial(request).backward(request, whole, dy_SBND, out);
 }
 
 }  // namespace teratron

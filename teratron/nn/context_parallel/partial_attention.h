@@ -16,7 +16,9 @@ struct PartialAttention {
 /// fused.
 PartialAttention partial_attention(const AttentionRequest& request);
 /// Gradients of the part's queries, keys and values, from y and its log-sum-exp over all keys and from dy.
+/// cuDNN writes them into those tensors of `out` that are defined, and returns these; other backends return
+/// new tensors, on CPUs possibly in a wider dtype.
 QueryKeyValue partial_attention_backward(const AttentionRequest& request, const PartialAttention& whole,
-                                         const at::Tensor& dy_SBND);
+                                         const at::Tensor& dy_SBND, const QueryKeyValue& out = {});
 
 }  // namespace teratron

@@ -1,5 +1,7 @@
 #include "teratron/nn/context_parallel/ring_attention.h"
 
+#include <utility>
+
 #include <ATen/ATen.h>
 
 #include "teratron/base/error.h"
@@ -27,6 +29,7 @@ class RingLayout {
  public:
   RingLayout(const ContextParallel& context, int64_t rows) : context_(context), rows_(rows) {}
 
+  int64_t rows() const { return rows_; }
   int64_t steps() const { return context_.group.size; }
   const Group& group() const { return context_.group; }
 
@@ -100,66 +103,59 @@ struct KeysValues {
   at::Tensor k, v;
 };
 
-// Messages of a step that are under way.
-struct Messages {
-  KeysValues received;
+// Keys and values, or their gradients, travel as one tensor [S, 2, B, G, D], in which those of some tokens
+// are contiguous.
+KeysValues parts_of(const at::Tensor& kv) {
+  return {kv.select(1, 0), kv.select(1, 1)};
+}
+
+void copy_unless_same(const at::Tensor& to, const at::Tensor& from) {
+  if (!from.is_same(to)) to.copy_(from);
+}
+
+// A block that is under way.
+struct Arriving {
+  at::Tensor kv;
   Work work;
 };
 
-Messages send_and_receive(const RingLayout& layout, const KeysValues& sent, int64_t to, KeysValues received,
-                          int64_t from) {
-  std::vector<P2POp> ops;
-  for (const at::Tensor& x : {sent.k, sent.v}) {
-    if (x.numel() > 0) ops.push_back({.tensor = x.contiguous(), .peer = to, .send = true});
-  }
-  for (const at::Tensor& x : {received.k, received.v}) {
-    if (x.numel() > 0) ops.push_back({.tensor = x, .peer = from, .send = false});
-  }
-  return {std::move(received), layout.group().communicator->batch_isend_irecv(std::move(ops))};
-}
-
-at::Tensor empty_rows(const at::Tensor& like, int64_t rows) {
-  std::vector<int64_t> sizes = like.sizes().vec();
-  sizes[0] = rows;
-  return at::empty(sizes, like.options());
-}
-
-// Sends this rank's keys and values to the one that attends to them in the step. `own` are contiguous.
-Messages fetch_keys(const RingLayout& layout, const KeysValues& own, const RingStep& step) {
-  const int64_t rows = layout.count(step.keys, step.source);
-  return send_and_receive(layout, {layout.take(own.k, step.sent), layout.take(own.v, step.sent)},
-                          step.destination, {empty_rows(own.k, rows), empty_rows(own.v, rows)}, step.source);
+// Sends to the rank `distance` further; `rows` arrive.
+Arriving shift(const RingLayout& layout, const at::Tensor& sent_kv, int64_t rows, int64_t distance) {
+  Communicator& communicator = *layout.group().communicator;
+  std::vector<int64_t> sizes = sent_kv.sizes().vec();
+  sizes[0] = layout.rows();  // on all ranks, whatever arrives
+  const at::Tensor received = communicator.alloc_symmetric(sizes, sent_kv.options()).narrow(0, 0, rows);
+  return {received, communicator.shift(received, sent_kv, distance)};
 }
 
 // The keys and values of each step in turn, fetched during the step before.
 class ArrivingKeys {
  public:
   ArrivingKeys(const RingLayout& layout, const KeysValues& own)
-      : layout_(layout),
-        own_(own),
-        sent_{own.k.contiguous(), own.v.contiguous()},
-        next_(fetch_keys(layout, sent_, layout.step(1))) {}
+      : layout_(layout), own_(own), sent_kv_(at::stack({own.k, own.v}, 1)) {
+    fetch(1);
+  }
 
   KeysValues of_step(int64_t i) {
     if (i == 0) return own_;
-    next_.work.wait();
-    const KeysValues keys = next_.received;
-    if (i + 1 < layout_.steps()) next_ = fetch_keys(layout_, sent_, layout_.step(i + 1));
-    return keys;
+    Arriving arrived = std::exchange(next_, {});
+    arrived.work.wait();
+    if (i + 1 < layout_.steps()) fetch(i + 1);
+    return parts_of(arrived.kv);
   }
 
  private:
-  const RingLayout& layout_;
-  KeysValues own_, sent_;
-  Messages next_;
-};
+  // And sends this rank's to the one that attends to them in that step.
+  void fetch(int64_t i) {
+    const RingStep step = layout_.step(i);
+    next_ = shift(layout_, layout_.take(sent_kv_, step.sent), layout_.count(step.keys, step.source), i);
+  }
 
-// Sends gradients of the source's keys and values to it.
-Messages return_gradients(const RingLayout& layout, const KeysValues& gradients, const RingStep& step) {
-  const int64_t rows = layout.count(step.sent, layout.group().rank);
-  return send_and_receive(layout, gradients, step.source,
-                          {empty_rows(gradients.k, rows), empty_rows(gradients.v, rows)}, step.destination);
-}
+  const RingLayout& layout_;
+  KeysValues own_;
+  at::Tensor sent_kv_;
+  Arriving next_;
+};
 
 struct RingState final : MergedAttention {
   RingState(RingLayout layout_, AttentionRequest request_)
@@ -204,9 +200,9 @@ PartialAttention ring_forward(const RingState& state, const at::Tensor& q, const
 // Sum of a gradient over the blocks, rounded once. Two summands, as two ranks have, need no fp32 copy.
 class GradientSum {
  public:
-  explicit GradientSum(const RingLayout& layout) : layout_(layout) {}
+  GradientSum(const RingLayout& layout, at::Tensor out) : layout_(layout), out_(std::move(out)) {}
 
-  // The first has all tokens.
+  // The first has all tokens, and may be `out`.
   void add(const at::Tensor& x, Chunks chunks) {
     if (!first_.defined()) {
       first_ = x;
@@ -219,10 +215,10 @@ class GradientSum {
     }
   }
 
-  void write(const at::Tensor& out) const {
-    out.copy_(sum_.defined() ? sum_ : first_);
+  void write() const {
+    copy_unless_same(out_, sum_.defined() ? sum_ : first_);
     if (!second_.defined()) return;
-    at::Tensor rows = layout_.take(out, second_chunks_);
+    at::Tensor rows = layout_.take(out_, second_chunks_);
     at::add_out(rows, layout_.take(first_, second_chunks_), second_);
   }
 
@@ -236,20 +232,9 @@ class GradientSum {
   }
 
   const RingLayout& layout_;
-  at::Tensor first_, second_, sum_;
+  at::Tensor out_, first_, second_, sum_;
   Chunks second_chunks_ = Chunks::all;
 };
-
-struct GradientSums {
-  GradientSum q, k, v;
-};
-
-void add_returned(GradientSums& sums, Messages& returned, Chunks chunks) {
-  returned.work.wait();
-  if (returned.received.k.numel() == 0) return;
-  sums.k.add(returned.received.k, chunks);
-  sums.v.add(returned.received.v, chunks);
-}
 
 PartialAttention rows_of(const RingLayout& layout, const PartialAttention& whole, Chunks chunks) {
   if (chunks == Chunks::all) return whole;
@@ -257,37 +242,74 @@ PartialAttention rows_of(const RingLayout& layout, const PartialAttention& whole
   return {layout.take(whole.y_SBND, chunks), logsumexp_SBN.permute({1, 2, 0}).contiguous()};
 }
 
-QueryKeyValue ring_backward(const RingState& state, const QueryKeyValue& qkv, const PartialAttention& whole,
-                            const at::Tensor& dy) {
-  const RingLayout& layout = state.layout;
-  const at::ScalarType type = qkv.k_SBGD.scalar_type();  // on CPUs parts may be wider
-  GradientSums sums{GradientSum(layout), GradientSum(layout), GradientSum(layout)};
-  ArrivingKeys keys(layout, {qkv.k_SBGD, qkv.v_SBGD});
-  Messages returned;
-  for (int64_t i = 0; i < layout.steps(); ++i) {
-    const RingStep step = layout.step(i);
-    const AttentionRequest block = state.block(step, qkv.q_SBND, keys.of_step(i));
-    const QueryKeyValue d = has_no_pairs(block)
-                                ? QueryKeyValue{at::zeros_like(block.q_SBND), at::zeros_like(block.k_SBGD),
-                                                at::zeros_like(block.v_SBGD)}
-                                : partial_attention_backward(block, rows_of(layout, whole, step.queries),
-                                                             layout.take(dy, step.queries));
-    sums.q.add(d.q_SBND, step.queries);
-    if (i == 0) {
-      sums.k.add(d.k_SBGD, Chunks::all);
-      sums.v.add(d.v_SBGD, Chunks::all);
-      continue;
+// The gradients of one backward.
+class RingBackward {
+ public:
+  RingBackward(const RingState& state, const QueryKeyValue& qkv, const PartialAttention& whole,
+               const at::Tensor& dy)
+      : state_(state), qkv_(qkv), whole_(whole), dy_(dy) {}
+
+  QueryKeyValue run() {
+    ArrivingKeys keys(layout_, {qkv_.k_SBGD, qkv_.v_SBGD});
+    add_own(keys.of_step(0));
+    for (int64_t i = 1; i < layout_.steps(); ++i) {
+      const at::Tensor kv = of_block(layout_.step(i), keys.of_step(i));
+      if (i > 1) add_returned(i - 1);
+      returned_ = shift(layout_, kv, layout_.count(layout_.step(i).sent, layout_.group().rank), -i);
     }
-    if (i > 1) add_returned(sums, returned, layout.step(i - 1).sent);
-    returned = return_gradients(layout, {d.k_SBGD.to(type), d.v_SBGD.to(type)}, step);
+    q_.write();  // while the last block returns
+    add_returned(layout_.steps() - 1);
+    k_.write();
+    v_.write();
+    return gradients_;
   }
-  add_returned(sums, returned, layout.step(layout.steps() - 1).sent);
-  const QueryKeyValue gradients = empty_gradients(qkv);
-  sums.q.write(gradients.q_SBND);
-  sums.k.write(gradients.k_SBGD);
-  sums.v.write(gradients.v_SBGD);
-  return gradients;
-}
+
+ private:
+  void add_own(const KeysValues& keys) {
+    const RingStep step = layout_.step(0);
+    const QueryKeyValue d =
+        partial_attention_backward(state_.block(step, qkv_.q_SBND, keys), whole_, dy_, gradients_);
+    q_.add(d.q_SBND, Chunks::all);
+    k_.add(d.k_SBGD, Chunks::all);
+    v_.add(d.v_SBGD, Chunks::all);
+  }
+
+  // Adds the gradient of queries, and returns that of the source's keys and values.
+  at::Tensor of_block(const RingStep& step, const KeysValues& keys) {
+    const AttentionRequest block = state_.block(step, qkv_.q_SBND, keys);
+    std::vector<int64_t> sizes = keys.k.sizes().vec();
+    sizes.insert(sizes.begin() + 1, 2);
+    if (has_no_pairs(block)) return at::zeros(sizes, keys.k.options());
+    const at::Tensor kv = at::empty(sizes, keys.k.options());
+    const KeysValues parts = parts_of(kv);
+    const QueryKeyValue d =
+        partial_attention_backward(block, rows_of(layout_, whole_, step.queries),
+                                   layout_.take(dy_, step.queries), {at::Tensor(), parts.k, parts.v});
+    q_.add(d.q_SBND, step.queries);
+    copy_unless_same(parts.k, d.k_SBGD);
+    copy_unless_same(parts.v, d.v_SBGD);
+    return kv;
+  }
+
+  // What the rank that attended to this rank's keys in the step has sent.
+  void add_returned(int64_t i) {
+    Arriving returned = std::exchange(returned_, {});
+    returned.work.wait();
+    if (returned.kv.numel() == 0) return;
+    const KeysValues parts = parts_of(returned.kv);
+    k_.add(parts.k, layout_.step(i).sent);
+    v_.add(parts.v, layout_.step(i).sent);
+  }
+
+  const RingState& state_;
+  const RingLayout& layout_ = state_.layout;
+  const QueryKeyValue& qkv_;
+  const PartialAttention& whole_;
+  const at::Tensor& dy_;
+  const QueryKeyValue gradients_ = empty_gradients(qkv_);
+  GradientSum q_{layout_, gradients_.q_SBND}, k_{layout_, gradients_.k_SBGD}, v_{layout_, gradients_.v_SBGD};
+  Arriving returned_;
+};
 
 PartialAttention RingState::forward(const QueryKeyValue& qkv) const {
   return ring_forward(*this, qkv.q_SBND, {qkv.k_SBGD, qkv.v_SBGD});
@@ -295,7 +317,7 @@ PartialAttention RingState::forward(const QueryKeyValue& qkv) const {
 
 QueryKeyValue RingState::backward(const QueryKeyValue& qkv, const PartialAttention& whole,
                                   const at::Tensor& dy_SBND) const {
-  return ring_backward(*this, qkv, whole, dy_SBND);
+  return RingBackward(*this, qkv, whole, dy_SBND).run();
 }
 
 // [S, B, ...] as [B S, 1, ...], sample by sample.
