@@ -68,8 +68,8 @@ class Communicator : public HostGroup {
   virtual Work shift(at::Tensor received, at::Tensor sent, int64_t distance);
   /// Allocates the output of a shift, or of an all_gather whose input is this rank's slice of it, for use on
   /// the current stream only. If all GPUs of the group can access each other's memory, it is symmetric memory
-  /// and copy engines run the collective, which then overlaps GEMMs. Ranks must allocate the same sizes, and free
-  /// them, in the same order: keep these tensors local to a function.
+  /// and copy engines run the collective, which then overlaps GEMMs. Ranks must allocate the same sizes, and
+  /// free them, in the same order: keep these tensors local to a function.
   virtual at::Tensor alloc_symmetric(at::IntArrayRef sizes, const at::TensorOptions& options);
   /// Collectives of this group that a CUDA graph replays are on the current stream: a time-out is noticed and
   /// explained as that of a collective named `operation`. All ranks must call it.
