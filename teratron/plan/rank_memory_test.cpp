@@ -76,6 +76,27 @@ TEST(RankMemory, CountsTheWindowsOfSequenceParallelism) {
   EXPECT_NEAR(step - sample, windows + output * static_cast<double>(threshold), 1.0);
 }
 
+/// A window for each block of keys and values on its way, of the next power of two.
+TEST(RankMemory, CountsTheWindowsOfContextParallelism) {
+  const auto temporary = [](int64_t samples, int64_t ranks, const std::string& comm) {
+    const std::string size = std::to_string(ranks);
+    return memory_of({"--bf16", "--cp", size, "--cp-comm-type", comm, "--hidden-dropout", "0",
+                      "--attention-dropout", "0", "--micro-batch-size", std::to_string(samples)},
+                     ranks)
+        .temporary;
+  };
+  // What is more from the sample on that needs larger windows, besides what each sample adds.
+  const auto step = [&](int64_t ranks, const std::string& comm) {
+    const double block = 2.0 * 2.0 * 32 * 64 / static_cast<double>(ranks);  // of a sample
+    const auto most = static_cast<int64_t>(4.0 * 1024 * 1024 / block);
+    return temporary(most + 1, ranks, comm) - 2.0 * temporary(most, ranks, comm) +
+           temporary(most - 1, ranks, comm);
+  };
+  for (const auto& [ranks, windows] : {std::pair<int64_t, double>{2, 1.0}, {4, 3.0}, {8, 3.0}})
+    EXPECT_NEAR(step(ranks, "p2p"), windows * 4.0 * 1024 * 1024, 1.0) << ranks << " ranks";
+  EXPECT_NEAR(step(2, "all_gather"), 0.0, 1.0);
+}
+
 // Experts are divided over expert-parallel ranks, and their optimizer state over the others.
 TEST(RankMemory, CountsTheExpertsOfARank) {
   const Args flags = {"--num-experts",         "8",        "--moe-ffn-hidden-size",      "32",
