@@ -44,7 +44,8 @@ struct Barriers {
 template <typename Shared>
 __device__ Shared& shared_memory() {
   extern __shared__ uint8_t memory[];
-  return *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
+  // An offset, since the compiler must still see that the address is in shared memory.
+  return *reinterpret_cast<Shared*>(memory + (1024 - shared_address(memory) % 1024) % 1024);
 }
 
 /// Consumer 0 or 1, warp-uniform.

@@ -32,9 +32,9 @@ struct Params {
 struct Tile {
   int group, begin, end;  // rows of dy and x
   int row, column;        // first of the gradient
-
-  __device__ int steps() const { return (end - begin + tile_k - 1) / tile_k; }
 };
+
+constexpr int pair_rows = tile_rows * blocks_per_cluster;
 
 /// Iterates over the tiles of a block that are to be computed: all but those to which nothing is added.
 class Tiles {
@@ -42,10 +42,13 @@ class Tiles {
   __device__ explicit Tiles(const Params& p)
       : p_(p),
         across_((p.n + tile_columns - 1) / tile_columns),
-        per_group_(across_ * ((p.m + pair_rows - 1) / pair_rows)) {
+        down_((p.m + pair_rows - 1) / pair_rows),
+        step_rows_(static_cast<int>(gridDim.x) / blocks_per_cluster / across_),
+        step_columns_(static_cast<int>(gridDim.x) / blocks_per_cluster % across_) {
     const int unit = static_cast<int>(blockIdx.x) / blocks_per_cluster;
-    group_ = unit / per_group_;
-    within_ = unit % per_group_;
+    row_ = unit / across_;
+    column_ = unit % across_;
+    enter_group();
     find();
   }
   __device__ bool more() const { return group_ < p_.groups; }
@@ -54,22 +57,25 @@ class Tiles {
     find();
   }
   __device__ Tile tile() const {
-    const int row = within_ / across_, column = within_ % across_;
     return {.group = group_,
             .begin = begin_,
             .end = end_,
-            .row = row * pair_rows + static_cast<int>(cluster_rank()) * tile_rows,
-            .column = column * tile_columns};
+            .row = row_ * pair_rows + static_cast<int>(cluster_rank()) * tile_rows,
+            .column = column_ * tile_columns};
   }
 
  private:
-  static constexpr int pair_rows = tile_rows * blocks_per_cluster;
   __device__ void advance() {
-    within_ += static_cast<int>(gridDim.x) / blocks_per_cluster;
-    while (within_ >= per_group_) {
-      within_ -= per_group_;
-      ++group_;
+    row_ += step_rows_;
+    column_ += step_columns_;
+    if (column_ >= across_) {
+      column_ -= across_;
+      ++row_;
     }
+    enter_group();
+  }
+  __device__ void enter_group() {
+    for (; row_ >= down_; row_ -= down_) ++group_;
   }
   __device__ void find() {
     for (; more(); advance()) {
@@ -80,8 +86,9 @@ class Tiles {
   }
 
   const Params& p_;
-  int across_, per_group_;
-  int group_, within_;  // the tile pair's index in the group
+  int across_, down_;             // tile pairs of a group
+  int step_rows_, step_columns_;  // from a tile pair to the block's next, without divisions
+  int group_ = 0, row_, column_;  // of the tile pair
   int begin_ = 0, end_ = 0;
 };
 
@@ -127,7 +134,7 @@ __device__ void zero_rest(Shared& shared, int stage, int rows, int half) {
   named_barrier_sync(3, 2 * warpgroup);
 }
 
-/// 64 rows of a tile.
+/// Adds the product of 64 rows of a tile.
 __device__ void multiply(const Tile& tile, Shared& shared, int half, PipelineState<stages>& pipeline,
                          float (&d)[tile_columns / 2]) {
   constexpr uint32_t step_bytes = 16 * 128, block_bytes = block_values * sizeof(bf16);
@@ -145,7 +152,7 @@ __device__ void multiply(const Tile& tile, Shared& shared, int half, PipelineSta
 #pragma unroll
     for (int i = 0; i < tile_k / 16; ++i)
       wgmma<true, true>(d, advance_descriptor(a, i * step_bytes), advance_descriptor(b, i * step_bytes),
-                        row > tile.begin || i > 0);
+                        /*add=*/true);
     wgmma_commit();
     wgmma_wait<1>();
     if (row > tile.begin) shared.barriers.release(last);
@@ -153,21 +160,31 @@ __device__ void multiply(const Tile& tile, Shared& shared, int half, PipelineSta
   }
   wgmma_wait<0>();
   wgmma_fence_registers(d);
-  shared.barriers.release(last);
+  if (tile.end > tile.begin) shared.barriers.release(last);
 }
 
-/// Stores the accumulators as TMA reads them: boxes of 32 columns, whose packs of four are swizzled.
+__device__ void store_pair(SharedAddress to, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
+}
+
+/// Stores the accumulators as TMA reads them: boxes of 32 columns, whose packs of four are swizzled. Odd rows
+/// store columns 16 further where even rows store, so that the four rows of half a warp lie in different banks.
 __device__ void store_product(float (&product)[store_boxes][warpgroup_rows * store_columns],
                               const float (&d)[tile_columns / 2]) {
   const int warp = threadIdx.x % warpgroup / 32, lane = threadIdx.x % 32;
   const int row = 16 * warp + lane / 4;
+  const bool odd = row % 2 == 1;
+  const SharedAddress first = shared_address(product[0] + row * store_columns);
 #pragma unroll
   for (int j = 0; j < tile_columns / 8; ++j) {
-    const int pack = (2 * (j % 4) + lane % 4 / 2) ^ (row % 8), in_row = 4 * pack + 2 * (lane % 2);
+    const int eight = j % 4 ^ (odd ? 2 : 0), pack = (2 * eight + lane % 4 / 2) ^ (row % 8);
+    const SharedAddress to = first + (4 * pack + 2 * (lane % 2)) * sizeof(float) + j / 4 * sizeof product[0];
 #pragma unroll
-    for (int c = 0; c < 2; ++c)
-      *reinterpret_cast<float2*>(&product[j / 4][(row + 8 * c) * store_columns + in_row]) =
-          float2{d[4 * j + 2 * c], d[4 * j + 2 * c + 1]};
+    for (int c = 0; c < 4; c += 2) {
+      const float *const even_rows = d + 4 * j + c, *const odd_rows = d + 4 * (j ^ 2) + c;
+      store_pair(to + c * 4 * store_columns * sizeof(float), odd ? odd_rows[0] : even_rows[0],
+                 odd ? odd_rows[1] : even_rows[1]);
+    }
   }
 }
 
@@ -177,13 +194,8 @@ __device__ void compute_tiles(const Params& p, Shared& shared, int half) {
   PipelineState<stages> pipeline;
   for (Tiles tiles(p); tiles.more(); tiles.next()) {
     const Tile tile = tiles.tile();
-    float d[tile_columns / 2];
-    if (tile.steps() > 0) {
-      multiply(tile, shared, half, pipeline, d);
-    } else {
-#pragma unroll
-      for (float& x : d) x = 0.0f;
-    }
+    float d[tile_columns / 2] = {};
+    multiply(tile, shared, half, pipeline, d);
     if (leader) bulk_wait_read<0>();
     named_barrier_sync(barrier, warpgroup);
     store_product(shared.product[half], d);
