@@ -4,6 +4,8 @@
 // multicast. In a block one producer warp loads 32 rows of dy and x at a time; two consumer warpgroups
 // multiply, store 64 rows of the tile in shared memory and let TMA write them or add them to what is there,
 // while they multiply the next tile. Rows after the end of the group are zeroed in shared memory.
+// Memory is busy while a tile is multiplied, too: the producer prefetches into L2 the gradients to which the
+// tile will be added, and the rows of the next tile.
 #include "teratron/kernels/grouped_gemm/grouped_gemm_launch.cuh"
 
 namespace teratron::cuda {
@@ -32,6 +34,8 @@ struct Params {
 struct Tile {
   int group, begin, end;  // rows of dy and x
   int row, column;        // first of the gradient
+
+  __device__ int steps() const { return (end - begin + tile_k - 1) / tile_k; }
 };
 
 constexpr int pair_rows = tile_rows * blocks_per_cluster;
@@ -92,26 +96,57 @@ class Tiles {
   int begin_ = 0, end_ = 0;
 };
 
+// Blocks of 64 columns of x that this block loads for both.
+constexpr int own_blocks = tile_columns / swizzle_values / blocks_per_cluster;
+__device__ int own_block(int i) {
+  return i * blocks_per_cluster + static_cast<int>(cluster_rank());
+}
+
+/// The rows from `row` on that one step multiplies.
+__device__ void load_rows(const Params& p, Shared& shared, const Tile& tile, int row, int stage) {
+  const SharedAddress full = shared_address(&shared.barriers.full[stage]);
+  mbarrier_arrive_expect_tx(full, sizeof shared.dy[0] + sizeof shared.x[0]);
+#pragma unroll
+  for (int i = 0; i < tile_rows / swizzle_values; ++i)
+    tma_load(shared_address(shared.dy[stage] + i * block_values),
+             Box{p.dy, tile.row + i * swizzle_values, row}, full);
+#pragma unroll
+  for (int i = 0; i < own_blocks; ++i) {
+    const int block = own_block(i);
+    tma_load_multicast(all_blocks, shared_address(shared.x[stage] + block * block_values),
+                       Box{p.x, tile.column + block * swizzle_values, row}, full);
+  }
+}
+
+/// The same rows into L2, by the first tiles of those that share dy and x.
+__device__ void prefetch_rows(const Params& p, const Tile& tile, int row) {
+  for (int i = 0; i < tile_rows / swizzle_values && tile.column == 0; ++i)
+    tma_prefetch(Box{p.dy, tile.row + i * swizzle_values, row});
+  for (int i = 0; i < own_blocks && tile.row < pair_rows; ++i)
+    tma_prefetch(Box{p.x, tile.column + own_block(i) * swizzle_values, row});
+}
+
+/// Boxes [begin, end) of the gradients of a tile into L2.
+__device__ void prefetch_gradients(const Params& p, const Tile& tile, int begin, int end) {
+  for (int i = begin; i < min(end, 2 * store_boxes); ++i) {
+    const int row = tile.row + i / store_boxes * warpgroup_rows,
+              column = tile.column + i % store_boxes * store_columns;
+    if (row < p.m && column < p.n) tma_prefetch({p.dw, column, row, tile.group});
+  }
+}
+
 __device__ void load_operands(const Params& p, Shared& shared) {
-  const int rank = static_cast<int>(cluster_rank());
   PipelineState<stages> pipeline;
-  for (Tiles tiles(p); tiles.more(); tiles.next()) {
+  for (Tiles tiles(p); tiles.more();) {
     const Tile tile = tiles.tile();
-    for (int row = tile.begin; row < tile.end; row += tile_k, pipeline.next()) {
-      const int s = pipeline.stage();
-      mbarrier_wait(shared_address(&shared.barriers.empty[s]), pipeline.phase() ^ 1);
-      const SharedAddress full = shared_address(&shared.barriers.full[s]);
-      mbarrier_arrive_expect_tx(full, sizeof shared.dy[0] + sizeof shared.x[0]);
-#pragma unroll
-      for (int i = 0; i < tile_rows / swizzle_values; ++i)
-        tma_load(shared_address(shared.dy[s] + i * block_values),
-                 Box{p.dy, tile.row + i * swizzle_values, row}, full);
-#pragma unroll
-      for (int i = 0; i < tile_columns / swizzle_values / blocks_per_cluster; ++i) {
-        const int block = i * blocks_per_cluster + rank;
-        tma_load_multicast(all_blocks, shared_address(shared.x[s] + block * block_values),
-                           Box{p.x, tile.column + block * swizzle_values, row}, full);
-      }
+    tiles.next();
+    const Tile next = tiles.more() ? tiles.tile() : Tile{};
+    const int boxes = p.add ? (2 * store_boxes - 1) / max(tile.steps(), 1) + 1 : 0;  // per step
+    for (int step = 0; step < tile.steps(); ++step, pipeline.next()) {
+      mbarrier_wait(shared_address(&shared.barriers.empty[pipeline.stage()]), pipeline.phase() ^ 1);
+      load_rows(p, shared, tile, tile.begin + step * tile_k, pipeline.stage());
+      prefetch_gradients(p, tile, step * boxes, (step + 1) * boxes);
+      if (step < next.steps()) prefetch_rows(p, next, next.begin + step * tile_k);
     }
   }
 }
@@ -168,7 +203,7 @@ __device__ void store_pair(SharedAddress to, float x, float y) {
 }
 
 /// Stores the accumulators as TMA reads them: boxes of 32 columns, whose packs of four are swizzled. Odd rows
-/// store columns 16 further where even rows store, so that the four rows of half a warp lie in different banks.
+/// store columns 16 further or back, so that the four rows of half a warp lie in different banks.
 __device__ void store_product(float (&product)[store_boxes][warpgroup_rows * store_columns],
                               const float (&d)[tile_columns / 2]) {
   const int warp = threadIdx.x % warpgroup / 32, lane = threadIdx.x % 32;
