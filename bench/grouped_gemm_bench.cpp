@@ -1,5 +1,8 @@
-// grouped_gemm_bench: GEMMs of experts, beside torch's grouped GEMM and one dense GEMM of the same FLOPs, in
-// turn. Each runs for 0.15 s without pause before it is timed for as long: GPUs slow down under load.
+// grouped_gemm_bench [NAME]: GEMMs of experts, of layers whose name contains NAME, beside torch's grouped
+// GEMM and one dense GEMM of the same FLOPs, in turn. Each runs for 0.15 s without pause before it is timed
+// for as long: GPUs slow down under load. The limit is the time of the dense GEMM or of the bytes, the longer:
+// operands that are read once, and results that are written or read and written, at the rate of an
+// addition in place.
 #include <chrono>
 
 #include "bench/gpu_bench.h"
@@ -18,6 +21,8 @@ struct Layer {
 
   int64_t rows() const { return tokens * topk; }
   double flops() const { return 2.0 * static_cast<double>(rows() * out * in); }
+  double activation_bytes() const { return 2.0 * static_cast<double>(rows() * (out + in)); }
+  double weights() const { return static_cast<double>(experts * out * in); }
 };
 
 double milliseconds_under_load(const Run& run) {
@@ -46,14 +51,23 @@ at::Tensor ends_of(const Layer& layer, bool equal) {
 
 struct Contest {
   Run ours, torch, dense;
+  double bytes;
 };
 
-void report(const std::string& name, const Layer& layer, const Contest& contest) {
+void report(const std::string& name, const Layer& layer, const Contest& contest, double bytes_per_ms) {
   const double ours = milliseconds_under_load(contest.ours), torch = milliseconds_under_load(contest.torch),
                dense = milliseconds_under_load(contest.dense), again = milliseconds_under_load(contest.ours);
-  const double best = std::min(ours, again);
-  print("{:44} {:8.1f} {:8.1f} {:8.1f} {:8.1f} {:8.0f} {:8.3f} {:8.3f}", name, ours * 1e3, again * 1e3,
-        torch * 1e3, dense * 1e3, layer.flops() / best / 1e9, dense / best, torch / best);
+  const double best = std::min(ours, again), copy = contest.bytes / bytes_per_ms;
+  print("{:42} {:8.1f} {:8.1f} {:8.1f} {:8.1f} {:8.1f} {:8.0f} {:8.3f} {:8.3f} {:8.3f}", name, ours * 1e3,
+        again * 1e3, torch * 1e3, dense * 1e3, copy * 1e3, layer.flops() / best / 1e9, dense / best,
+        std::max(dense, copy) / best, torch / best);
+}
+
+// Under load, of an addition in place.
+double measure_bytes_per_ms() {
+  const at::Tensor sum = at::zeros({int64_t{1} << 29}, at::device(at::kCUDA).dtype(at::kFloat));
+  return 8.0 * static_cast<double>(sum.numel()) /
+         milliseconds_under_load([&] { const_cast<at::Tensor&>(sum).add_(1.0); });
 }
 
 void bench_layer(const Layer& layer, bool equal) {
@@ -61,49 +75,38 @@ void bench_layer(const Layer& layer, bool equal) {
                    dy = device_randn({layer.rows(), layer.out});
   const at::Tensor w = device_randn({layer.experts, layer.out, layer.in}), one = w[0];
   const at::Tensor sum = at::zeros(w.sizes(), w.options().dtype(at::kFloat)), one_sum = sum[0];
-  const auto name = [&](const char* what) {
-    return fmt::format("{} {}, {} loads", layer.name, what, equal ? "equal" : "drawn");
+  const double rows = layer.activation_bytes(), weights = layer.weights(), rate = measure_bytes_per_ms();
+  const auto contest = [&](const char* what, const Contest& contest) {
+    report(fmt::format("{} {}, {} loads", layer.name, what, equal ? "equal" : "drawn"), layer, contest, rate);
   };
-  report(name("forward"), layer,
-         {[&] { grouped_gemm_forward(x, w, ends); }, [&] { at::_grouped_mm(x, w.transpose(1, 2), ends); },
-          [&] { linear_forward(x, one, {}); }});
-  report(name("dgrad"), layer,
-         {[&] { grouped_gemm_input_gradient(dy, w, ends); }, [&] { at::_grouped_mm(dy, w, ends); },
-          [&] { linear_input_gradient(dy, one); }});
-  report(name("wgrad +="), layer,
-         {[&] { grouped_gemm_weight_gradient_(sum, dy, x, ends, true); },
-          [&] { const_cast<at::Tensor&>(sum).add_(at::_grouped_mm(dy.t(), x, ends)); },
-          [&] { linear_weight_gradient_(one_sum, dy, x, true); }});
-  report(name("wgrad ="), layer,
-         {[&] { grouped_gemm_weight_gradient_(sum, dy, x, ends, false); },
-          [&] { const_cast<at::Tensor&>(sum).copy_(at::_grouped_mm(dy.t(), x, ends)); },
-          [&] { linear_weight_gradient_(one_sum, dy, x, false); }});
+  contest("forward",
+          {[&] { grouped_gemm_forward(x, w, ends); }, [&] { at::_grouped_mm(x, w.transpose(1, 2), ends); },
+           [&] { linear_forward(x, one, {}); }, rows + 2 * weights});
+  contest("dgrad", {[&] { grouped_gemm_input_gradient(dy, w, ends); }, [&] { at::_grouped_mm(dy, w, ends); },
+                    [&] { linear_input_gradient(dy, one); }, rows + 2 * weights});
+  contest("wgrad +=", {[&] { grouped_gemm_weight_gradient_(sum, dy, x, ends, true); },
+                       [&] { const_cast<at::Tensor&>(sum).add_(at::_grouped_mm(dy.t(), x, ends)); },
+                       [&] { linear_weight_gradient_(one_sum, dy, x, true); }, rows + 8 * weights});
+  contest("wgrad =", {[&] { grouped_gemm_weight_gradient_(sum, dy, x, ends, false); },
+                      [&] { const_cast<at::Tensor&>(sum).copy_(at::_grouped_mm(dy.t(), x, ends)); },
+                      [&] { linear_weight_gradient_(one_sum, dy, x, false); }, rows + 4 * weights});
 }
 
-// Limits of gradients: bytes of fp32 sums that are read and written, beside the bytes of a copy.
-void report_copy_rate(const Layer& layer) {
-  const at::Tensor sum =
-      at::zeros({layer.experts, layer.out, layer.in}, at::device(at::kCUDA).dtype(at::kFloat));
-  const double add = milliseconds_under_load([&] { const_cast<at::Tensor&>(sum).add_(1.0); }),
-               fill = milliseconds_under_load([&] { const_cast<at::Tensor&>(sum).fill_(1.0); });
-  print("{:44} read and written {:.1f} us, written {:.1f} us", layer.name, add * 1e3, fill * 1e3);
-}
-
-void bench() {
-  print("{:44} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}", "us", "ours", "again", "torch", "dense", "TFLOP/s",
-        "of dense", "of torch");
+void bench(std::string_view name) {
+  print("{:42} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}", "us", "ours", "again", "torch",
+        "dense", "bytes", "TFLOP/s", "of dense", "of limit", "of torch");
   for (const Layer& layer : {Layer{"Qwen3-30B-A3B fc1", 8192, 8, 128, 1536, 2048},
                              Layer{"Qwen3-30B-A3B fc2", 8192, 8, 128, 2048, 768},
                              Layer{"Mixtral-8x7B fc1", 4096, 2, 8, 28672, 4096},
                              Layer{"Mixtral-8x7B fc2", 4096, 2, 8, 4096, 14336}}) {
+    if (std::string_view(layer.name).find(name) == std::string_view::npos) continue;
     for (const bool equal : {true, false}) bench_layer(layer, equal);
-    report_copy_rate(layer);
   }
 }
 
 }  // namespace
 }  // namespace teratron
 
-int main() {
-  teratron::bench();
+int main(int argc, char** argv) {
+  teratron::bench(argc > 1 ? argv[1] : "");
 }
