@@ -1,7 +1,7 @@
 // grouped_gemm_bench [NAME]: GEMMs of experts, of layers whose name contains NAME, beside torch's grouped
 // GEMM and one dense GEMM of the same FLOPs, in turn. Each runs for 0.15 s without pause before it is timed
-// for as long: GPUs slow down under load. The limit is the time of the dense GEMM or of the bytes, the longer:
-// operands that are read once, and results that are written or read and written, at the rate of an
+// for as long: GPUs slow down under load. The limit is the time of the dense GEMM or, if it is longer, that
+// of the bytes: operands that are read once, results that are written or read and written, at the rate of an
 // addition in place.
 #include <chrono>
 
