@@ -1,9 +1,9 @@
-// grouped_gemm_bench [NAME]: GEMMs of experts, of layers whose name contains NAME, beside torch's grouped
-// GEMM and one dense GEMM of the same FLOPs, in turn. Each runs for 0.15 s without pause before it is timed
-// for as long: GPUs slow down under load. The limit is the time of the dense GEMM or, if it is longer, that
-// of the bytes: operands that are read once, results that are written or read and written, at the rate of an
-// addition in place.
-#include <chrono>
+// grouped_gemm_bench [PART...]: GEMMs of experts, those whose name contains every PART, beside torch's
+// grouped GEMM and one dense GEMM of the same FLOPs, in turn. Each runs for 0.15 s without pause before it is
+// timed for as long: GPUs slow down under load. The limit is the time of the dense GEMM or, if it is longer,
+// that of the bytes: operands read once, results written or read and written, at the rate of an addition in
+// place.
+#include <span>
 
 #include "bench/gpu_bench.h"
 
@@ -70,14 +70,16 @@ double measure_bytes_per_ms() {
          milliseconds_under_load([&] { const_cast<at::Tensor&>(sum).add_(1.0); });
 }
 
-void bench_layer(const Layer& layer, bool equal) {
+void bench_layer(const Layer& layer, bool equal, std::span<char*> parts) {
   const at::Tensor ends = ends_of(layer, equal), x = device_randn({layer.rows(), layer.in}),
                    dy = device_randn({layer.rows(), layer.out});
   const at::Tensor w = device_randn({layer.experts, layer.out, layer.in}), one = w[0];
   const at::Tensor sum = at::zeros(w.sizes(), w.options().dtype(at::kFloat)), one_sum = sum[0];
   const double rows = layer.activation_bytes(), weights = layer.weights(), rate = measure_bytes_per_ms();
   const auto contest = [&](const char* what, const Contest& contest) {
-    report(fmt::format("{} {}, {} loads", layer.name, what, equal ? "equal" : "drawn"), layer, contest, rate);
+    const std::string name = fmt::format("{} {}, {} loads", layer.name, what, equal ? "equal" : "drawn");
+    if (std::ranges::all_of(parts, [&](const char* part) { return name.find(part) != std::string::npos; }))
+      report(name, layer, contest, rate);
   };
   contest("forward",
           {[&] { grouped_gemm_forward(x, w, ends); }, [&] { at::_grouped_mm(x, w.transpose(1, 2), ends); },
@@ -92,15 +94,14 @@ void bench_layer(const Layer& layer, bool equal) {
                       [&] { linear_weight_gradient_(one_sum, dy, x, false); }, rows + 4 * weights});
 }
 
-void bench(std::string_view name) {
+void bench(std::span<char*> parts) {
   print("{:42} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}", "us", "ours", "again", "torch",
         "dense", "bytes", "TFLOP/s", "of dense", "of limit", "of torch");
   for (const Layer& layer : {Layer{"Qwen3-30B-A3B fc1", 8192, 8, 128, 1536, 2048},
                              Layer{"Qwen3-30B-A3B fc2", 8192, 8, 128, 2048, 768},
                              Layer{"Mixtral-8x7B fc1", 4096, 2, 8, 28672, 4096},
                              Layer{"Mixtral-8x7B fc2", 4096, 2, 8, 4096, 14336}}) {
-    if (std::string_view(layer.name).find(name) == std::string_view::npos) continue;
-    for (const bool equal : {true, false}) bench_layer(layer, equal);
+    for (const bool equal : {true, false}) bench_layer(layer, equal, parts);
   }
 }
 
@@ -108,5 +109,5 @@ void bench(std::string_view name) {
 }  // namespace teratron
 
 int main(int argc, char** argv) {
-  teratron::bench(argc > 1 ? argv[1] : "");
+  teratron::bench({argv + 1, argv + argc});
 }
