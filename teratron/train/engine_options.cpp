@@ -5,10 +5,25 @@
 #include "teratron/base/error.h"
 #include "teratron/models/lora.h"
 #include "teratron/models/precision.h"
+#include "teratron/settings/checks/graphs.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/train/device/device.h"
 
 namespace teratron {
+
+namespace {
+
+// On others torch's grouped GEMM reads on the host where the rows of an expert end.
+bool groups_experts_on_device(int64_t compute_capability) {
+  return compute_capability / 10 == 9 || compute_capability / 10 == 10;
+}
+
+bool experts_can_be_captured(const Arguments& args, at::Device device) {
+  return !args.num_experts ||
+         (expert_graph_obstacles(args).empty() && groups_experts_on_device(compute_capability(device)));
+}
+
+}  // namespace
 
 at::Device choose_device(const Arguments& args) {
   if (args.device == "cpu") return at::kCPU;
@@ -39,6 +54,17 @@ void check_graphs_on(const Arguments& args, at::Device device) {
        .fix = "Leave it out, or check the driver and CUDA_VISIBLE_DEVICES with `teratron env`"});
 }
 
+void check_expert_graphs_on(const Arguments& args, const std::string& gpu, int64_t compute_capability) {
+  if (args.cuda_graph_impl != "local" || !args.num_experts || groups_experts_on_device(compute_capability))
+    return;
+  throw config_error(
+      {.what = fmt::format("cuda_graph_impl = local, but {} has compute capability {}.{}, where "
+                           "GEMMs of experts wait for the device",
+                           gpu, compute_capability / 10, compute_capability % 10),
+       .where = "--cuda-graph-impl",
+       .fix = "Leave it out, or train on Hopper or Blackwell data-center GPUs"});
+}
+
 OptimizerOptions optimizer_options(const Arguments& args) {
   return {.kind = args.optimizer == "sgd" ? OptimizerKind::sgd : OptimizerKind::adam,
           .adam = {.beta1 = args.adam_beta1, .beta2 = args.adam_beta2, .eps = args.adam_eps},
@@ -54,7 +80,8 @@ int64_t graphs_after(const Arguments& args, at::Device device) {
   const bool can_be_captured = args.cuda_graph_impl == "auto" && device.is_cuda() &&
                                args.remove_padding != "always" && args.tensor_model_parallel_size == 1 &&
                                args.pipeline_model_parallel_size == 1 && args.context_parallel_size == 1 &&
-                               args.cpu_offloading_num_layers == 0 && args.timing_log_level < 2;
+                               args.cpu_offloading_num_layers == 0 && args.timing_log_level < 2 &&
+                               experts_can_be_captured(args, device);
   return can_be_captured ? args.cuda_graph_warmup_steps : 0;
 }
 

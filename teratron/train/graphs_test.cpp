@@ -1,104 +1,10 @@
 // Steps with CUDA graphs are bitwise equal to eager steps: losses, gradients and weights. On a CPU nothing is
 // captured, but data and scalars take the same path (device_graph.h).
-#include <ATen/Context.h>
-
-#include "teratron/testing/layouts.h"
-#include "teratron/testing/models.h"
+#include "teratron/testing/graph_runs.h"
 #include "teratron/testing/train_run.h"
-#include "teratron/train/device/device.h"
 
 namespace teratron {
 namespace {
-
-const TestSizes graph_sizes{.hidden = 64, .ffn_hidden = 256, .heads = 4, .positions = 64};
-constexpr int64_t warm_up = 2;
-
-/// Steps of so many micro-batches of two samples, each with its loss scale and followed by an evaluation.
-struct GraphCase {
-  GPTConfig config = gpt2_config(graph_sizes);
-  at::Device device = at::kCPU;
-  at::ScalarType dtype = at::kFloat;
-  std::optional<Fp8Options> fp8 = {};
-  std::vector<int64_t> steps = {4, 4, 4, 4, 4, 4};
-  std::vector<double> scales = {};  // empty: 1
-  bool documents = false;
-  bool in_every_batch = true;  // documents
-  Layout layout = {};
-};
-
-struct GraphOutcome {
-  std::vector<double> numbers;              // losses of steps and evaluations, norms of gradients
-  std::vector<std::vector<float>> tensors;  // gradients and weights after each step
-  std::string graphs;                       // what became of them by themselves
-};
-
-MicroBatch batch_of(const GraphCase& c, int64_t step, int64_t first) {
-  const bool documents = c.documents && (c.in_every_batch || (step + first / 2) % 3 == 1);
-  const TestData data{.sequence = graph_sizes.positions, .documents = documents};
-  const MicroBatch batch =
-      to_device(test_batch(data, c.config.vocabulary, step, {first, first + 2}), c.device);
-  // Uneven token counts, the divisor of a micro-batch's mean.
-  batch["loss_mask"].narrow(0, 0, 1 + first).zero_();
-  return batch;
-}
-
-std::vector<float> values_of(const at::Tensor& tensor) {
-  const at::Tensor flat = tensor.detach().to(at::kCPU, at::kFloat).contiguous();
-  return {flat.const_data_ptr<float>(), flat.const_data_ptr<float>() + flat.numel()};
-}
-
-/// Of a run: graphs_after, and whether only where the GPU waits for the host (on a CPU it always does).
-struct Graphs {
-  int64_t after = 0;
-  bool where_host_bound = false;
-};
-
-void run_steps(const GraphCase& c, TrainEngine& engine, GraphOutcome& outcome) {
-  const int64_t ranks = engine.mesh().data_parallel().size, rank = engine.mesh().data_parallel().rank;
-  for (size_t step = 0; step < c.steps.size(); ++step) {
-    const auto batches = [&](int64_t i) {
-      return batch_of(c, static_cast<int64_t>(step), 2 * (i * ranks + rank));
-    };
-    const double scale = c.scales.empty() ? 1.0 : c.scales.at(step);
-    const StepResult result =
-        engine
-            .train_step(batches, {.microbatches = c.steps[step], .hyper = {.lr = 1e-2, .loss_scale = scale}})
-            .wait();
-    const auto graphs = engine.finish(result);
-    if (graphs) outcome.graphs = *graphs;
-    outcome.tensors.push_back(values_of(engine.buffers()[0].gradients()));
-    outcome.numbers.insert(outcome.numbers.end(),
-                           {result.loss, result.grad_norm, engine.evaluate(batches, 1).loss});
-    outcome.tensors.push_back(values_of(engine.buffers()[0].parameters()));
-  }
-}
-
-GraphOutcome run(const GraphCase& c, const Graphs& graphs) {
-  GraphOutcome outcome;
-  run_layout(c.layout, [&](const Mesh& mesh) {
-    EngineOptions options = engine_options(c.config, c.layout, c.dtype);
-    options.device = c.device;
-    options.precision.fp8 = c.fp8;
-    options.optimizer.clip_grad = 1.0;
-    options.graphs_after = graphs.after;
-    options.graphs_where_host_bound = graphs.where_host_bound;
-    TrainEngine engine(options, mesh);
-    GraphOutcome mine;
-    run_steps(c, engine, mine);
-    if (mesh.rank() == 0) outcome = mine;
-  });
-  return outcome;
-}
-
-void expect_the_same(const GraphCase& c, const Graphs& graphs = {.after = warm_up}) {
-  const GraphOutcome expected = run(c, {}), actual = run(c, graphs);
-  EXPECT_NE(expected.numbers.front(), expected.numbers.at(3)) << "it trains";
-  EXPECT_EQ(actual.numbers, expected.numbers);
-  for (size_t i = 0; i < expected.tensors.size(); ++i) {
-    EXPECT_TRUE(actual.tensors.at(i) == expected.tensors[i])
-        << (i % 2 == 0 ? "gradients" : "weights") << " of step " << i / 2;
-  }
-}
 
 /// Varies everything that may change between micro-batches and steps.
 std::vector<std::pair<std::string, GraphCase>> cases(at::Device device) {
@@ -164,9 +70,9 @@ const std::vector<int64_t> steps_that_decide(12, 2);
 TEST(Graphs, BitwiseEqualWhenTheyChooseThemselves) {
   GraphCase c{.steps = steps_that_decide};
   c.config.hidden_dropout = 0.1;
-  const Graphs by_themselves{.after = warm_up, .where_host_bound = true};
+  const GraphUse by_themselves{.after = graph_warm_up, .where_host_bound = true};
   expect_the_same(c, by_themselves);
-  EXPECT_NE(run(c, by_themselves).graphs.find("CUDA graphs"), std::string::npos);
+  EXPECT_NE(run_graphs(c, by_themselves).graphs.find("CUDA graphs"), std::string::npos);
   c.fp8 = Fp8Options{.history = 3};
   c.dtype = at::kBFloat16;
   expect_the_same(c, by_themselves);
@@ -183,7 +89,7 @@ MicroBatch first_sample_of(const MicroBatch& batch) {
 }
 
 TEST(Graphs, CaptureNewShapesAFewTimes) {
-  const MicroBatch two = batch_of({}, 0, 0), one = first_sample_of(two);
+  const MicroBatch two = graph_batch({}, 0, 0), one = first_sample_of(two);
   const auto losses = [&](int64_t graphs_after) {
     EngineOptions options = engine_options(gpt2_config(graph_sizes), {}, at::kFloat);
     options.graphs_after = graphs_after;
@@ -203,7 +109,7 @@ TEST(Graphs, RejectShapesThatKeepChanging) {
   EngineOptions options = engine_options(gpt2_config(graph_sizes), {}, at::kFloat);
   options.graphs_after = 1;
   TrainEngine engine(options, Mesh());
-  const MicroBatch two = batch_of({}, 0, 0), one = first_sample_of(two);
+  const MicroBatch two = graph_batch({}, 0, 0), one = first_sample_of(two);
   try {
     for (int i = 0; i < 20; ++i) {
       engine.train_step([&](int64_t) { return i % 2 == 0 ? one : two; }, {.hyper = {.lr = 1e-2}}).wait();
@@ -238,14 +144,14 @@ TEST(Graphs, LeaveCustomStepsAlone) {
     options.step = one;
     TrainEngine engine(options, Mesh());
     GraphOutcome outcome;
-    run_steps({.steps = steps_that_decide}, engine, outcome);
+    run_graph_steps({.steps = steps_that_decide}, engine, outcome);
     EXPECT_EQ(outcome.graphs.empty(), one != nullptr) << outcome.graphs;
   }
 }
 
 TEST(Graphs, RunEagerlyWhenShapesKeepChanging) {
-  const MicroBatch two = batch_of({}, 0, 0), one = first_sample_of(two);
-  const auto losses = [&](const Graphs& graphs) {
+  const MicroBatch two = graph_batch({}, 0, 0), one = first_sample_of(two);
+  const auto losses = [&](const GraphUse& graphs) {
     EngineOptions options = engine_options(gpt2_config(graph_sizes), {}, at::kFloat);
     options.graphs_after = graphs.after;
     options.graphs_where_host_bound = graphs.where_host_bound;
@@ -270,26 +176,17 @@ TEST(Graphs, RunEagerlyWhenShapesKeepChanging) {
 
 // ---- On a GPU ----
 
-class GpuGraphs : public testing::Test {
- protected:
-  void SetUp() override {
-    if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
-    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
-  }
-  void TearDown() override { at::globalContext().setDeterministicAlgorithms(false, false); }
-};
-
 TEST_F(GpuGraphs, BitwiseEqualToEager) {
   for (const auto& [name, one] : cases(at::kCUDA)) {
     SCOPED_TRACE(name);
-    EXPECT_EQ(run(one, {}).numbers, run(one, {}).numbers) << "without graphs the bits repeat";
+    EXPECT_EQ(run_graphs(one, {}).numbers, run_graphs(one, {}).numbers) << "without graphs the bits repeat";
     expect_the_same(one);
   }
 }
 
 // A thousand tiny kernels: the GPU waits for the host.
 TEST_F(GpuGraphs, ChooseThemselves) {
-  const Graphs by_themselves{.after = warm_up, .where_host_bound = true};
+  const GraphUse by_themselves{.after = graph_warm_up, .where_host_bound = true};
   for (auto& [name, one] : cases(at::kCUDA)) {
     SCOPED_TRACE(name);
     GraphCase c = one;
@@ -297,7 +194,8 @@ TEST_F(GpuGraphs, ChooseThemselves) {
     c.scales.clear();
     expect_the_same(c, by_themselves);
   }
-  const std::string said = run({.device = at::kCUDA, .steps = steps_that_decide}, by_themselves).graphs;
+  const std::string said =
+      run_graphs({.device = at::kCUDA, .steps = steps_that_decide}, by_themselves).graphs;
   EXPECT_NE(said.find("micro-batches are replayed as CUDA graphs"), std::string::npos) << said;
 }
 
@@ -309,7 +207,7 @@ TEST_F(GpuGraphs, LeaveABusyGpuAlone) {
   const MicroBatch batch = to_device(test_batch(data, config.vocabulary, 0, {0, 8}), at::kCUDA);
   EngineOptions options = engine_options(config, {}, at::kBFloat16);
   options.device = at::kCUDA;
-  options.graphs_after = warm_up;
+  options.graphs_after = graph_warm_up;
   options.graphs_where_host_bound = true;
   TrainEngine engine(options, Mesh());
   for (int i = 0; i < 12; ++i) {
@@ -322,7 +220,7 @@ TEST_F(GpuGraphs, LeaveABusyGpuAlone) {
 TEST_F(GpuGraphs, CaptureCudnnAttention) {
   at::globalContext().setDeterministicAlgorithms(false, false);
   const GraphCase c{.config = llama_config(graph_sizes), .device = at::kCUDA, .dtype = at::kBFloat16};
-  const GraphOutcome expected = run(c, {}), actual = run(c, {.after = warm_up});
+  const GraphOutcome expected = run_graphs(c, {}), actual = run_graphs(c, {.after = graph_warm_up});
   for (size_t i = 0; i < expected.numbers.size(); ++i) {
     EXPECT_NEAR(actual.numbers[i], expected.numbers[i], 5e-2 * std::abs(expected.numbers[i])) << i;
   }
@@ -346,7 +244,7 @@ void train_what_waits() {
   options.step = &step;
   TrainEngine engine(options, Mesh());
   for (int i = 0; i < 2; ++i) {
-    engine.train_step([&](int64_t) { return batch_of(c, 0, 0); }, {.hyper = {.lr = 1e-2}}).wait();
+    engine.train_step([&](int64_t) { return graph_batch(c, 0, 0); }, {.hyper = {.lr = 1e-2}}).wait();
   }
 }
 

@@ -27,8 +27,11 @@ class MicroBatchBuffer {
     return held_.at(index);
   }
   void drop(int64_t index) { held_.erase(index); }
-  /// Of all micro-batches that have not been read.
-  void set_auxiliary(const AuxiliaryLosses& auxiliary) { auxiliary_ = auxiliary; }
+  /// Of the micro-batches that are held and of those to come.
+  void set_auxiliary(const AuxiliaryLosses& auxiliary) {
+    auxiliary_ = auxiliary;
+    for (auto& [index, batch] : held_) batch.auxiliary = auxiliary;
+  }
 
  private:
   MicroBatches source_;

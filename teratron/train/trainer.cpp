@@ -49,6 +49,7 @@ Trainer::Trainer(const Arguments& args, const Mesh& mesh, const JobModel& model)
       train_iters_(planned_iters()) {
   if (device_.is_cuda()) check_fp8_on(args_, device_name(device_), compute_capability(device_));
   check_graphs_on(args_, device_);
+  if (device_.is_cuda()) check_expert_graphs_on(args_, device_name(device_), compute_capability(device_));
   if (args_.deterministic_mode) at::globalContext().setDeterministicAlgorithms(true, false);
   const ModelPlan plan = family_.plan(args_, tokenizer_->vocab_size());
   print_setup(plan);

@@ -29,8 +29,11 @@ class GPT : public Model {
   at::Tensor logits(const Activations& output) override;
   at::Tensor token_losses(const Activations& output, const MicroBatch& batch) override;
   void set_activation_hook(const ActivationHook& hook) override;
-  /// A derived class might wait, and experts do in some layouts.
-  bool never_waits() const override { return typeid(*this) == typeid(GPT) && config_.experts.count() == 0; }
+  /// A derived class might wait. GEMMs of experts do in some precisions and on some GPUs, which the settings
+  /// say (settings/checks/graphs.h).
+  bool never_waits() const override {
+    return typeid(*this) == typeid(GPT) && !config_.experts.options.router.sinkhorn;
+  }
 
  private:
   at::Tensor embed(const MicroBatch& batch, const LayerContext& context);

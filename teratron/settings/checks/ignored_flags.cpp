@@ -3,6 +3,7 @@
 
 #include "teratron/base/strings.h"
 #include "teratron/settings/checks/conditions.h"
+#include "teratron/settings/checks/graphs.h"
 #include "teratron/settings/checks/validate.h"
 
 namespace teratron {
@@ -139,6 +140,10 @@ void warn_ignored(Validation& v) {
   const bool layers_split = a.tensor_model_parallel_size > 1 || a.pipeline_model_parallel_size > 1;
   if (a.cuda_graph_impl == "auto" && v.chosen("cuda_graph_impl") && layers_split)
     v.note("--cuda-graph-impl auto has no effect with tensor or pipeline parallelism");
+  if (a.cuda_graph_impl == "auto" && v.chosen("cuda_graph_impl") && !layers_split) {
+    for (const GraphObstacle& obstacle : expert_graph_obstacles(a))
+      v.note(fmt::format("--cuda-graph-impl auto has no effect: {}", obstacle.reason));
+  }
   if (a.cuda_graph_impl != "local") return;
   if (a.timing_log_level >= 2)
     v.note("--timing-log-level 2: forward-compute does not include micro-batches replayed as CUDA graphs");

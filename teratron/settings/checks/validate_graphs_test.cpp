@@ -36,6 +36,54 @@ INSTANTIATE_TEST_SUITE_P(
                                    "needs --pipeline-model-parallel-size 1",
                                    "--pipeline-model-parallel-size 1"}));
 
+INSTANTIATE_TEST_SUITE_P(
+    OfExperts, BadGraphs,
+    testing::Values(BadCombination{{"--num-experts", "4"},
+                                   1,
+                                   "--cuda-graph-impl",
+                                   "GEMMs of experts in fp32 and fp16 wait for the device",
+                                   "Add --bf16"},
+                    BadCombination{{"--num-experts", "4", "--fp16"},
+                                   1,
+                                   "--cuda-graph-impl",
+                                   "GEMMs of experts in fp32 and fp16 wait for the device",
+                                   "Add --bf16"},
+                    BadCombination{{"--num-experts", "4", "--bf16", "--ep", "2"},
+                                   2,
+                                   "--ep",
+                                   "communication between the ranks of the experts is not captured",
+                                   "Leave --cuda-graph-impl out"},
+                    BadCombination{{"--num-experts", "4", "--bf16", "--etp", "2"},
+                                   2,
+                                   "--etp",
+                                   "communication between the ranks of an expert is not captured",
+                                   "Leave --cuda-graph-impl out"},
+                    BadCombination{{"--num-experts", "4", "--bf16", "--moe-router-load-balancing-type",
+                                    "global_aux_loss", "--moe-aux-loss-coeff", "0.1"},
+                                   2,
+                                   "--moe-router-load-balancing-type",
+                                   "global_aux_loss counts the tokens of all data-parallel ranks",
+                                   "Use aux_loss"},
+                    BadCombination{
+                        {"--num-experts", "4", "--bf16", "--moe-router-load-balancing-type", "sinkhorn"},
+                        1,
+                        "--moe-router-load-balancing-type",
+                        "sinkhorn waits for the device",
+                        "Use another type"}));
+
+TEST(Graphs, WorkWithExpertsOfOneRank) {
+  const Args experts = {"--num-experts", "4", "--bf16", "--cuda-graph-impl", "local"};
+  const auto with = [&](const Args& more) {
+    Args args = experts;
+    args.insert(args.end(), more.begin(), more.end());
+    return args;
+  };
+  EXPECT_NO_THROW(validated(
+      with({"--moe-router-load-balancing-type", "global_aux_loss", "--moe-aux-loss-coeff", "0.1"})));
+  EXPECT_NO_THROW(validated(with({"--moe-router-load-balancing-type", "global_aux_loss"}), 2));
+  EXPECT_NO_THROW(validated(with({"--moe-expert-capacity-factor", "1.5"}), 4));
+}
+
 TEST(Graphs, ChooseThemselvesByDefault) {
   const ParsedArguments parsed = validated({});
   EXPECT_EQ(parsed.args.cuda_graph_impl, "auto");
@@ -59,6 +107,11 @@ TEST(Graphs, GiveNoticesOfFlagsWithoutEffect) {
   EXPECT_FALSE(noted(validated(parallel, 2), "cuda-graph"));
   EXPECT_TRUE(noted(validated({"--cuda-graph-impl", "auto", "--tensor-model-parallel-size", "2"}, 2),
                     "--cuda-graph-impl auto has no effect with tensor or pipeline parallelism"));
+  EXPECT_TRUE(noted(validated({"--cuda-graph-impl", "auto", "--num-experts", "4"}),
+                    "--cuda-graph-impl auto has no effect: GEMMs of experts in fp32 and fp16 wait"));
+  EXPECT_FALSE(noted(validated({"--num-experts", "4"}), "cuda-graph"));
+  EXPECT_FALSE(
+      noted(validated({"--cuda-graph-impl", "auto", "--num-experts", "4", "--bf16"}), "no effect: "));
   EXPECT_FALSE(noted(validated({"--enable-cuda-graph", "--cuda-graph-warmup-steps", "5"}), "warmup"));
   EXPECT_TRUE(noted(validated({"--enable-cuda-graph", "--timing-log-level", "2"}), "forward-compute"));
   const Args overlap = {"--enable-cuda-graph", "--use-distributed-optimizer", "--overlap-param-gather"};

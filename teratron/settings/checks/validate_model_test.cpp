@@ -309,8 +309,6 @@ INSTANTIATE_TEST_SUITE_P(
                        "--moe-layer-recompute",
                        "Whole layers are recomputed",
                        ""},
-        BadCombination{
-            {"--num-experts", "4", "--cuda-graph-impl", "local"}, 1, "--num-experts", "not fixed", ""},
         BadCombination{{"--num-experts", "8", "--ep", "4", "--tp", "2"},
                        4,
                        "--ep",
