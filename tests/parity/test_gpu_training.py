@@ -101,12 +101,16 @@ def test_resume_is_bitwise_in_deterministic_mode(tmp_path, model, precision):
     assert halves == whole
 
 
+EXPERTS = ["--bf16", *LLAMA, "--num-experts", "8", "--moe-ffn-hidden-size", "64", "--moe-aux-loss-coeff", "1e-2",
+           "--moe-input-jitter-eps", "0.1"]
+PADDED = ["--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias", "--moe-expert-capacity-factor", "1.25",
+          "--moe-pad-expert-input-to-capacity"]
 GRAPHS = {
     "gpt2": [], "gpt2-bf16": ["--bf16"], "gpt2-fp16": ["--fp16", "--initial-loss-scale", "65536"],
     "llama-bf16": ["--bf16", *LLAMA], "llama-fp8": ["--bf16", "--fp8-format", "hybrid", *LLAMA],
     "ramp": ["--bf16", "--rampup-batch-size", "2", "2", "16", "--train-samples", "64", "--lr-warmup-samples", "16"],
     "per-token": ["--calculate-per-token-loss"],
-    "one": ["--bf16", "--global-batch-size", "2"],
+    "one": ["--bf16", "--global-batch-size", "2"], "experts": EXPERTS, "experts-padded": [*EXPERTS, *PADDED],
     "wide-gpt2": ["--bf16", *WIDE], "wide-llama": ["--bf16", *WIDE, *LLAMA],
 }
 
