@@ -64,7 +64,9 @@ def test_collectives_and_their_adjoints_over_nccl(tmp_path):
 
 
 @needs_comm_test
-def test_context_parallel_attention_over_nccl(tmp_path):
+@pytest.mark.parametrize("windows", ["0", "1"])  # messages by NCCL's kernels, and by copy engines
+def test_context_parallel_attention_over_nccl(tmp_path, monkeypatch, windows):
+    monkeypatch.setenv("NCCL_WIN_ENABLE", windows)
     result = communicator_tests("nccl", tmp_path, "--gtest_filter=*Worlds*", program=NN_TEST)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr
     assert "[       OK ] WorldsContextParallel.BlocksOfOtherRanksGiveTheResultsOfOne" in result.stdout

@@ -92,8 +92,9 @@ def test_fault_01_restart_resumes_bitwise(tmp_path):
     assert curve(tmp_path / "broken") == curve(tmp_path / "whole")
 
 
-def test_fault_05_stopped_rank(tmp_path):
-    process, pids = running(tmp_path, "--distributed-timeout-seconds-after-init", 3)
+@pytest.mark.parametrize("layout", [[], ["--tp", "1", "--cp", "2", "--attention-dropout", "0"]])
+def test_fault_05_stopped_rank(tmp_path, layout):
+    process, pids = running(tmp_path, "--distributed-timeout-seconds-after-init", 3, *layout)
     os.kill(pids[1], signal.SIGSTOP)
     errors = ends(process, 5, within=25)
     assert re.search(rf"timed out after 3 s: rank 1 \(pid {pids[1]} on \S+\) does not answer: it is stopped", errors)
