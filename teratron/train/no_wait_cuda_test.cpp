@@ -52,6 +52,22 @@ TEST(NoWait, TrainStepNeverSynchronizes) {
   }
 }
 
+TEST(NoWait, ExpertsNeverSynchronize) {
+  if (gpu_count() == 0 || compute_capability(at::kCUDA) / 10 != 9) GTEST_SKIP() << "no grouped GEMM";
+  TestVariant variant{"experts", llama_config({.hidden = 64, .ffn_hidden = 256, .positions = 64})};
+  ExpertsConfig& experts = variant.config.experts;
+  experts.layers = {1, 1};
+  experts.options.router.experts = experts.options.experts.experts = 8;
+  experts.options.experts.ffn_hidden = 32;
+  experts.options.router.aux_loss = 0.1;
+  for (const bool padded : {false, true}) {
+    if (padded) experts.options.router.capacity_factor = 1.25;
+    experts.options.router.pad_to_capacity = padded;
+    expect_no_wait(variant, 0, false, 1);
+    expect_no_wait(variant, 1, false, 2);
+  }
+}
+
 TEST(NoWait, OffloadingNeverSynchronizes) {
   if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
   for (TestVariant& variant : family_variants({.hidden = 64, .ffn_hidden = 256, .positions = 64})) {
