@@ -8,9 +8,10 @@
 
 namespace teratron {
 
-int64_t Fp8Scaling::add_layer(std::string weight) {
+int64_t Fp8Scaling::add_layer(std::string weight, int64_t elements) {
   TERATRON_ASSERT(!scales_.defined(), "{} is added after the first cast", weight);
   layers_.push_back(std::move(weight));
+  weight_elements_ += elements;
   return static_cast<int64_t>(layers_.size()) - 1;
 }
 
@@ -35,13 +36,14 @@ Fp8Matrix Fp8Scaling::cast(const LazyTensor& x, const Matrix& matrix, const Outp
   Fp8Cast cast{.format = format(matrix.role),
                .amax = delayed && outputs.record_amax ? amaxes_.narrow(0, index, 1) : at::Tensor(),
                .rows = outputs.rows,
-               .columns = outputs.columns};
+               .columns = outputs.columns,
+               .groups = outputs.groups};
   if (delayed && has_history_) {
     cast.scale = {scales_.narrow(0, index, 1), scales_inv_.narrow(0, index, 1)};
     return x.compute_fp8(cast);
   }
   const at::Tensor dense = x.compute().contiguous();
-  cast.scale = compute_fp8_scale(dense, cast.format);
+  cast.scale = compute_fp8_scale(dense, cast.format, cast.groups);
   return cast_to_fp8(dense, cast);
 }
 

@@ -1,7 +1,8 @@
 // Scales of a model's FP8 matrices (Micikevicius et al. 2022).
 //
-// A linear layer has three: of its input, its weight and its output gradient. With delayed scaling a scale
-// follows from the largest magnitudes (amax) of earlier steps,
+// A linear layer has three: of its input, its weight and its output gradient; so have the experts of a layer
+// together, for each of their linear layers. With delayed scaling a scale follows from the largest magnitudes
+// (amax) of earlier steps,
 //
 //   scale = largest value of the format / amax / 2^margin
 //
@@ -52,9 +53,11 @@ class Fp8Scaling {
   Fp8Scaling(const Fp8Options& options, at::Device device) : options_(options), device_(device) {}
   const Fp8Options& options() const { return options_; }
 
-  /// Registers a linear layer by the name of its weight and returns its index; all before the first cast.
-  int64_t add_layer(std::string weight);
-  const std::vector<std::string>& layers() const { return layers_; }
+  /// Registers a linear layer by the name of its weight, of so many elements, and returns its index; all
+  /// before the first cast.
+  int64_t add_layer(std::string weight, int64_t elements);
+  /// Elements of all weights.
+  int64_t weight_elements() const { return weight_elements_; }
 
   struct Matrix {
     int64_t layer = 0;
@@ -63,7 +66,8 @@ class Fp8Scaling {
   struct Outputs {
     bool rows = true;
     bool columns = true;
-    bool record_amax = true;  // for the history
+    bool record_amax = true;            // for the history
+    const Fp8Groups* groups = nullptr;  // null: rows are not in groups
   };
   /// x in FP8, by x.compute_fp8 if the scale is known beforehand, else from x.compute.
   Fp8Matrix cast(const LazyTensor& x, const Matrix& matrix, const Outputs& outputs);
@@ -95,6 +99,7 @@ class Fp8Scaling {
   Fp8Options options_;
   at::Device device_;
   std::vector<std::string> layers_;
+  int64_t weight_elements_ = 0;
   int64_t step_ = 0;
   bool has_history_ = false;
   // fp32, by layer and role.

@@ -43,7 +43,7 @@ class DenseMatmul : public Matmul {
 class Fp8Matmul : public Matmul {
  public:
   Fp8Matmul(Parameter& weight, Fp8Scaling& scaling)
-      : Matmul(weight), scaling_(scaling), layer_(scaling.add_layer(weight.name)) {}
+      : Matmul(weight), scaling_(scaling), layer_(scaling.add_layer(weight.name, weight.tensor.numel())) {}
 
   bool quantized() const override { return true; }
   Operand input(const LazyTensor& x_TI, const Fp8Scaling::Outputs& outputs) override {

@@ -64,8 +64,7 @@ Counts count_parameters(const Arguments& a, const ModelPlan& model, const std::v
     counts.optimized += static_cast<double>(parameter.tensor.numel()) /
                         static_cast<double>(a.use_distributed_optimizer ? replicas : 1);
   }
-  if (!set.fp8()) return counts;
-  for (const std::string& weight : set.fp8()->layers()) counts.in_fp8 += set.find(weight)->tensor.numel();
+  if (set.fp8()) counts.in_fp8 = set.fp8()->weight_elements();
   return counts;
 }
 

@@ -136,6 +136,8 @@ TEST(RankMemory, KnowsTheWeightsInFp8) {
   };
   EXPECT_EQ(fp8_bytes({"--fp8-output-proj"}), 2.0 * (4 * 12 * 64 * 64 + 1024 * 64));
   EXPECT_EQ(fp8_bytes({"--first-last-layers-bf16"}), 2.0 * 2 * 12 * 64 * 64);
+  EXPECT_EQ(fp8_bytes({"--num-experts", "8", "--moe-ffn-hidden-size", "48"}),
+            2.0 * 4 * (4 * 64 * 64 + 8 * 2 * 48 * 64));
 }
 
 // 32 x 2 tokens of 64 channels in four layers, in bf16 on a GPU: a layer saves the inputs of both norms and

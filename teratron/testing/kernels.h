@@ -3,6 +3,7 @@
 
 #include <array>
 #include <string>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -57,6 +58,24 @@ inline at::Tensor leaf(const at::Tensor& x) {
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
          at::equal(a.contiguous().view(at::kByte), b.contiguous().view(at::kByte));
+}
+
+/// Rows in groups (experts): [begin, begin + rows) of each.
+struct TestGroup {
+  int64_t begin = 0, rows = 0;
+};
+inline std::vector<TestGroup> groups_of(const std::vector<int64_t>& counts) {
+  std::vector<TestGroup> groups;
+  int64_t begin = 0;
+  for (const int64_t count : counts) {
+    groups.push_back({begin, count});
+    begin += count;
+  }
+  return groups;
+}
+/// i32 [G].
+inline at::Tensor ends_of(const std::vector<int64_t>& counts) {
+  return at::tensor(counts, at::kLong).cumsum(0).to(at::kInt);
 }
 
 #define EXPECT_CLOSE(actual, expected, type) \

@@ -13,14 +13,16 @@ namespace teratron {
 
 namespace {
 
-// On others torch's grouped GEMM reads on the host where the rows of an expert end.
-bool groups_experts_on_device(int64_t compute_capability) {
-  return compute_capability / 10 == 9 || compute_capability / 10 == 10;
+// On others the host reads where the rows of an expert end: torch's grouped GEMM does, and FP8 GEMMs do on all
+// but Hopper.
+bool groups_experts_on_device(const Arguments& args, int64_t compute_capability) {
+  const int64_t major = compute_capability / 10;
+  return major == 9 || (major == 10 && !args.fp8);
 }
 
 bool experts_can_be_captured(const Arguments& args, at::Device device) {
   return !args.num_experts ||
-         (expert_graph_obstacles(args).empty() && groups_experts_on_device(compute_capability(device)));
+         (expert_graph_obstacles(args).empty() && groups_experts_on_device(args, compute_capability(device)));
 }
 
 }  // namespace
@@ -55,7 +57,8 @@ void check_graphs_on(const Arguments& args, at::Device device) {
 }
 
 void check_expert_graphs_on(const Arguments& args, const std::string& gpu, int64_t compute_capability) {
-  if (args.cuda_graph_impl != "local" || !args.num_experts || groups_experts_on_device(compute_capability))
+  if (args.cuda_graph_impl != "local" || !args.num_experts ||
+      groups_experts_on_device(args, compute_capability))
     return;
   throw config_error(
       {.what = fmt::format("cuda_graph_impl = local, but {} has compute capability {}.{}, where "

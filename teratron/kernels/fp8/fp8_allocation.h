@@ -1,5 +1,7 @@
-// Host helpers of the kernels that fuse an FP8 cast. Internal to kernels.
+// Host helpers of FP8 kernels. Internal to kernels.
 #pragma once
+
+#include <vector>
 
 #include "teratron/kernels/fp8/fp8.h"
 #include "teratron/kernels/fp8/launchers.h"
@@ -17,5 +19,15 @@ struct Fp8Allocation {
 
 /// Allocates what `cast` requests of a matrix with x's rows and device.
 Fp8Allocation allocate_fp8(const at::Tensor& x, int64_t columns, const Fp8Cast& cast);
+
+/// For a kernel.
+cuda::Fp8RowGroups row_groups(const Fp8Groups& groups);
+
+struct Fp8Group {
+  int64_t begin, rows;
+  int64_t padded_begin, padded_rows;  // columns of the transpose
+};
+/// Waits for the device.
+std::vector<Fp8Group> read_groups(const Fp8Groups& groups);
 
 }  // namespace teratron

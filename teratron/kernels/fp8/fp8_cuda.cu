@@ -7,21 +7,56 @@ namespace {
 
 constexpr int threads = Fp8Tile::threads, pack = Fp8Tile::pack;
 
-template <typename T, Fp8Format format>
+/// Four rows of x from the position of a thread on.
+struct PlainRows {
+  int64_t first;
+  static constexpr int count = 4;
+
+  __device__ PlainRows(const Fp8RowGroups&, int64_t position) : first(position) {}
+};
+
+/// Of rows in groups: positions are those in the transpose. Four rows of one group, the last of which may be
+/// padding.
+struct GroupedRows {
+  int64_t first = 0;
+  int count = 0;
+
+  __device__ GroupedRows(const Fp8RowGroups& groups, int64_t position) {
+    int64_t group = 0, behind = groups.count;  // the first group that ends after the position
+    while (group < behind) {
+      const int64_t middle = (group + behind) / 2;
+      if (groups.padded_ends[middle] > position) {
+        behind = middle;
+      } else {
+        group = middle + 1;
+      }
+    }
+    if (group == groups.count) return;
+    const int begin = group > 0 ? groups.ends[group - 1] : 0,
+              padded_begin = group > 0 ? groups.padded_ends[group - 1] : 0;
+    first = begin + position - padded_begin;
+    count = static_cast<int>(max(int64_t{0}, min(int64_t{4}, groups.ends[group] - first)));
+  }
+};
+
+template <typename T, Fp8Format format, typename Rows>
 __global__ void __launch_bounds__(threads) cast_kernel(Fp8CastArgs args) {
   __shared__ Fp8Tile tile;
   const Fp8Output& to = args.to;
   const Fp8Position position;
   Fp8Quad<format> quad;
   if (position.column < to.columns && position.row < to.rows) {
-    const T* const from = static_cast<const T*>(args.x) + position.row * to.columns + position.column;
-    Pack<T, pack> x[4];
+    const Rows rows(args.groups, position.row);
+    const T* const from = static_cast<const T*>(args.x) + rows.first * to.columns + position.column;
+    Pack<T, pack> x[4] = {};
 #pragma unroll
-    for (int r = 0; r < 4; ++r) x[r] = load<pack>(from + r * to.columns);
+    for (int r = 0; r < 4; ++r) {
+      if (r < rows.count) x[r] = load<pack>(from + r * to.columns);
+    }
     const float scale = *to.scale;
 #pragma unroll
     for (int r = 0; r < 4; ++r) quad.set(r, x[r], scale);
-    if (to.out != nullptr) quad.write_rows(to, position.row, position.column);
+    if (to.out != nullptr) quad.write_rows(to, rows.first, position.column, rows.count);
     quad.put(tile, position);
   }
   update_amax(to.amax, quad.amax);
@@ -30,13 +65,21 @@ __global__ void __launch_bounds__(threads) cast_kernel(Fp8CastArgs args) {
   tile.write_transposed(to, position.first_column, to.columns - position.first_column);
 }
 
+template <typename T, typename Rows>
+void launch_cast(const Fp8CastArgs& args, CUstream_st* stream) {
+  const auto kernel = args.to.format == Fp8Format::e4m3 ? cast_kernel<T, Fp8Format::e4m3, Rows>
+                                                        : cast_kernel<T, Fp8Format::e5m2, Rows>;
+  kernel<<<Fp8Tile::grid(args.to.rows, args.to.columns), threads, 0, stream>>>(args);
+}
+
 template <typename T>
 __global__ void __launch_bounds__(threads) amax_kernel(Fp8ScaleArgs args) {
   const int64_t step = gridDim.x * int64_t{threads};
   const T* const x = static_cast<const T*>(args.x);
+  const int64_t count = args.rows != nullptr ? *args.rows * args.columns : args.count;
   uint32_t amax = 0;
 #pragma unroll 4
-  for (int64_t i = blockIdx.x * int64_t{threads} + threadIdx.x; i < args.count / pack; i += step) {
+  for (int64_t i = blockIdx.x * int64_t{threads} + threadIdx.x; i < count / pack; i += step) {
     amax = max(amax, magnitude(load<pack>(x + i * pack)));
   }
   update_amax(args.amax, amax);
@@ -61,9 +104,8 @@ void with_source_type(Dtype dtype, F&& f) {
 
 void fp8_cast(const Fp8CastArgs& args, CUstream_st* stream) {
   with_source_type(args.dtype, [&]<typename T>(T) {
-    const auto kernel =
-        args.to.format == Fp8Format::e4m3 ? cast_kernel<T, Fp8Format::e4m3> : cast_kernel<T, Fp8Format::e5m2>;
-    kernel<<<Fp8Tile::grid(args.to.rows, args.to.columns), threads, 0, stream>>>(args);
+    args.groups.count > 0 ? launch_cast<T, GroupedRows>(args, stream)
+                          : launch_cast<T, PlainRows>(args, stream);
   });
   check_launch("fp8_cast");
 }

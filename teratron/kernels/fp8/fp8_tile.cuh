@@ -88,10 +88,12 @@ struct Fp8Quad {
     left[r] = word(&x.v[0], scale);
     right[r] = word(&x.v[4], scale);
   }
-  __device__ void write_rows(const Fp8Output& to, int64_t row, int64_t column) const {
+  /// The first `count` rows.
+  __device__ void write_rows(const Fp8Output& to, int64_t row, int64_t column, int count = 4) const {
     auto* const out = static_cast<uint8_t*>(to.out) + row * to.columns + column;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
+      if (r >= count) return;
       *reinterpret_cast<uint2*>(out + r * to.columns) = make_uint2(left[r], right[r]);
     }
   }

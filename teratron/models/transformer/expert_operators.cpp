@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "teratron/kernels/fp8/fp8.h"
+
 namespace teratron {
 
 namespace {
@@ -19,10 +21,14 @@ class ExpertBytes {
   /// Where rows come from and go to.
   double places() const;
   double rows() const { return rows_ * hidden_; }
+  /// What is kept of them for the weight gradient.
+  double saved_rows() const { return keeps_fp8_ ? columns_ * hidden_ / element_ : rows(); }
   double pre_activations() const { return rows_ * wide_; }
   double activations() const { return rows_ * ffn_; }
   /// Terms of the probabilities' gradient: products in fp32 of what is converted to it.
   double products() const { return activations() * (element_ < 4.0 ? 3.0 * 4.0 / element_ : 1.0); }
+  /// Rows in FP8, as they are and transposed; 0 in the model's dtype.
+  double cast(double bytes) const { return fp8_ ? (1.0 + columns_ / rows_) * bytes / element_ : 0.0; }
   double probabilities() const { return rows_ * logit_; }
   double input() const { return tokens_ * hidden_; }
   /// Inputs before they are sorted by expert, if they are not the layer's own.
@@ -42,7 +48,9 @@ class ExpertBytes {
   double experts_, topk_, expert_ranks_;
   double tokens_, seen_, gathered_;  // T; those of the expert tensor-parallel group; G
   double rows_ = 0, sent_ = 0;       // R; rows that go to other ranks and come from them
+  double columns_ = 0;               // of transposes in FP8
   bool exchanges_, pads_, drops_;
+  bool fp8_, keeps_fp8_;  // inputs for the weight gradient
 };
 
 ExpertBytes::ExpertBytes(const TransformerConfig& config, const RankBatch& batch, const RankSizes& sizes)
@@ -58,7 +66,9 @@ ExpertBytes::ExpertBytes(const TransformerConfig& config, const RankBatch& batch
       tokens_(sizes.local_tokens),
       exchanges_(batch.expert_parallel > 1 && options_.dispatch == TokenDispatch::all_to_all),
       pads_(options_.router.pad_to_capacity),
-      drops_(options_.router.capacity_factor > 0.0) {
+      drops_(options_.router.capacity_factor > 0.0),
+      fp8_(batch.fp8),
+      keeps_fp8_(batch.fp8 && batch.fp8_weight_gradients) {
   if (options_.router.dtype) logit_ = *options_.router.dtype == at::kDouble ? 8.0 : 4.0;
   score_ = std::max(score_, logit_ == 8.0 ? 8.0 : 4.0);
   const auto shards = as_real(batch.expert_tensor_parallel);
@@ -68,6 +78,8 @@ ExpertBytes::ExpertBytes(const TransformerConfig& config, const RankBatch& batch
   seen_ = tokens_ * (batch.sequence_parallel || batch.tensor_parallel == 1 ? shards : 1.0);
   gathered_ = seen_ * (exchanges_ ? 1.0 : expert_ranks_);
   choose_rows(batch, as_real(batch.batch.samples * batch.batch.sequence_length));
+  columns_ =
+      as_real(fp8_columns(static_cast<int64_t>(rows_), static_cast<int64_t>(experts_ / expert_ranks_)));
 }
 
 void ExpertBytes::choose_rows(const RankBatch& batch, double tokens_of_microbatch) {
@@ -133,17 +145,18 @@ Operator routed(const ExpertBytes& n, double jitter) {
   op.bytes =
       3.0 * n.rows() + n.pre_activations() + n.activations() + n.input() + n.weights() + 2.0 * n.arrived();
   op.saved =
-      n.input() + jitter + n.scores() + n.places() + n.probabilities() + n.rows() + n.pre_activations();
-  const double computing = n.activations() + n.rows(), combining = n.rows() + n.sums();
+      n.input() + jitter + n.scores() + n.places() + n.probabilities() + n.saved_rows() + n.pre_activations();
+  const double computing = n.activations() + n.rows() + n.cast(n.rows()) + n.cast(n.activations());
+  const double combining = n.rows() + n.sums();
   op.forward_peak = op.saved + n.arrived() + std::max(computing, combining);
-  const double gradients = n.rows() + 2.0 * n.activations();
+  const double gradients = n.rows() + 2.0 * n.activations() + n.cast(n.rows()) + n.cast(n.pre_activations());
   op.backward_peak =
       op.saved + std::max({gradients + n.products(), gradients + n.pre_activations() + n.rows(), combining});
   return op;
 }
 
 // They run after the routed experts, and in backward before them.
-void add_shared(Operator& op, const TransformerConfig& config, const RankSizes& sizes) {
+void add_shared(Operator& op, const TransformerConfig& config, const RankSizes& sizes, bool fp8) {
   const std::optional<SharedExpertsOptions>& shared = config.experts.options.shared;
   if (!shared) return;
   const double hidden = as_real(config.hidden), ffn = as_real(shared->mlp.ffn_hidden) / sizes.shards;
@@ -153,9 +166,10 @@ void add_shared(Operator& op, const TransformerConfig& config, const RankSizes& 
     op.flops += gemm.flops;
     op.bytes += gemm.bytes;
   }
-  // The input is the router's, unless that has jitter.
-  const bool own_input = config.experts.options.router.jitter > 0.0;
-  double saved = sizes.tokens * (wide + ffn) * sizes.element + (own_input ? sizes.hidden : 0.0);
+  // The input is the router's, unless that has jitter or it is kept in FP8.
+  const double input = sizes.column_input(hidden, fp8);
+  const bool own_input = config.experts.options.router.jitter > 0.0 || input < sizes.hidden;
+  double saved = sizes.tokens * wide * sizes.element + sizes.row_input(ffn, fp8) + (own_input ? input : 0.0);
   if (shared->gate) saved += sizes.hidden + sizes.local_tokens * sizes.element;
   op.saved += saved;
   op.forward_peak = std::max(op.forward_peak, op.saved + 2.0 * sizes.hidden);
@@ -171,7 +185,8 @@ std::vector<Operator> experts_operators(const std::string& name, const Transform
   const RankSizes sizes(config, batch);
   Operator op = routed({config, batch, sizes}, options.router.jitter > 0.0 ? sizes.hidden : 0.0);
   op.name = name;
-  add_shared(op, config, sizes);
+  op.fp8 = batch.fp8;
+  add_shared(op, config, sizes, batch.fp8);
   op.forward_peak += sizes.gemm_workspace + sizes.hidden;
   op.backward_peak += sizes.gemm_workspace + 2.0 * sizes.residual_stream;
   if (!options.recompute) return {op};

@@ -33,7 +33,9 @@ class LayerOperators {
     std::vector<Operator> operators = with_dense_mlp();
     if (!config_.experts.in(layer_)) return operators;
     const auto found = std::ranges::find(operators, prefix_ + ".mlp", &Operator::name);
-    const std::vector<Operator> experts = experts_operators(prefix_ + ".mlp", config_, batch_, layer_);
+    RankBatch batch = batch_;
+    batch.fp8 = fp8_;
+    const std::vector<Operator> experts = experts_operators(prefix_ + ".mlp", config_, batch, layer_);
     operators.insert(operators.erase(found), experts.begin(), experts.end());
     return operators;
   }

@@ -52,22 +52,33 @@ at::Tensor probability_grad(const at::Tensor& product_R, const at::Tensor& ends_
 }
 
 struct GroupedMlp : torch::autograd::Function<GroupedMlp> {
+  struct Args {
+    const Experts* experts;
+    bool training;  // backward will run
+  };
+
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_RH, const at::Tensor& probs_R,
-                            const at::Tensor& /*anchor*/, const at::Tensor& ends_E, const Experts* experts) {
+                            const at::Tensor& /*anchor*/, const at::Tensor& ends_E, const Args& args) {
+    const auto& [experts, training] = args;
     const GroupedGemm gemm(ends_E, x_RH);
     const Experts::Layer &fc1 = experts->fc1(), &fc2 = experts->fc2();
-    at::Tensor z = gemm.forward(x_RH, fc1.weight);
+    const bool saves = training && !fc1.matmul->is_frozen();
+    const ExpertMatmul::Operand x =
+        fc1.matmul->input(x_RH, gemm, {.columns = saves, .record_amax = training});
+    at::Tensor z = fc1.matmul->forward(x, gemm);
     if (!fc1.bias.empty()) z.add_(bias_of_rows(fc1.bias, ends_E, z.size(0)));
     if (fc1.lora) fc1.lora->add_(z, x_RH, gemm);
     const at::Tensor p_R = probs_R.to(main_grad_dtype(x_RH.scalar_type())).contiguous();
     const at::Tensor h = weighted_activation_forward(z, p_R, experts->activation());
-    at::Tensor y_RH = gemm.forward(h, fc2.weight);
+    at::Tensor y_RH =
+        fc2.matmul->forward(fc2.matmul->input(h, gemm, {.columns = false, .record_amax = training}), gemm);
     if (fc2.lora) fc2.lora->add_(y_RH, h, gemm);
     if (experts->adds_output_bias()) {
       const at::Tensor bias = bias_of_rows(fc2.bias, ends_E, y_RH.size(0));
       y_RH.add_(bias * p_R.to(bias.scalar_type()).unsqueeze(1));
     }
-    context->save_for_backward({x_RH, probs_R, ends_E});
+    context->save_for_backward(
+        {saves ? x.columns : at::Tensor(), x.scale_inv, fc1.lora ? x_RH : at::Tensor(), probs_R, ends_E});
     save_releasable(context, "z", z);
     save_pointer(context, "experts", experts);
     return y_RH;
@@ -75,32 +86,45 @@ struct GroupedMlp : torch::autograd::Function<GroupedMlp> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor &x_RH = saved[0], &probs_R = saved[1], &ends_E = saved[2];
+    const ExpertMatmul::Operand x{.columns = saved[0], .scale_inv = saved[1]};
+    const at::Tensor &x_RH = saved[2], &probs_R = saved[3], &ends_E = saved[4];
     const auto& experts = *saved_pointer<const Experts>(context, "experts");
-    const GroupedGemm gemm(ends_E, x_RH);
+    const Experts::Layer &fc1 = experts.fc1(), &fc2 = experts.fc2();
     const at::Tensor z = release(context, "z"), dy_RH = gradients[0].contiguous();
-    const at::ScalarType wide = main_grad_dtype(x_RH.scalar_type());
+    const GroupedGemm gemm(ends_E, dy_RH);
+    const at::ScalarType wide = main_grad_dtype(dy_RH.scalar_type());
     const at::Tensor p_R = probs_R.to(wide).contiguous();
-    const at::Tensor da = gemm.input_grad(dy_RH, experts.fc2().weight);
-    if (experts.fc2().lora) {
+    const ExpertMatmul::Operand dy = fc2.matmul->output_grad(dy_RH, gemm);
+    const at::Tensor da = fc2.matmul->input_grad(dy, gemm);
+    if (fc2.lora) {
       const at::Tensor h = weighted_activation_forward(z, p_R, experts.activation());
-      experts.fc2().lora->backward_(da, dy_RH, h, gemm);
+      fc2.lora->backward_(da, dy_RH, h, gemm);
     }
-    const auto [h, dz, dp_R] = weighted_activation_backward(da, z, p_R, experts.activation());
-    gemm.accumulate_weight_grad(dy_RH, h, experts.fc2().weight);
+    const auto [h, dz_RF, dp_R] = weighted_activation_backward(da, z, p_R, experts.activation());
+    accumulate_weight_grad(fc2, dy, h, gemm);
     if (experts.adds_output_bias()) {
-      const at::Tensor bias = bias_of_rows(experts.fc2().bias, ends_E, dy_RH.size(0));
+      const at::Tensor bias = bias_of_rows(fc2.bias, ends_E, dy_RH.size(0));
       dp_R.add_((dy_RH.to(wide) * bias.to(wide)).sum(1));
-      accumulate_bias_grad(dy_RH * p_R.to(dy_RH.scalar_type()).unsqueeze(1), experts.fc2().bias, ends_E);
+      accumulate_bias_grad(dy_RH * p_R.to(dy_RH.scalar_type()).unsqueeze(1), fc2.bias, ends_E);
     } else {
-      for (Parameter* bias : experts.fc2().bias) accumulate_zero(*bias);
+      for (Parameter* bias : fc2.bias) accumulate_zero(*bias);
     }
-    if (!experts.fc1().bias.empty()) accumulate_bias_grad(dz, experts.fc1().bias, ends_E);
-    gemm.accumulate_weight_grad(dz, x_RH, experts.fc1().weight);
-    const at::Tensor dx_RH = gemm.input_grad(dz, experts.fc1().weight);
-    if (experts.fc1().lora) experts.fc1().lora->backward_(dx_RH, dz, x_RH, gemm);
+    if (!fc1.bias.empty()) accumulate_bias_grad(dz_RF, fc1.bias, ends_E);
+    const ExpertMatmul::Operand dz = fc1.matmul->output_grad(dz_RF, gemm);
+    fc1.matmul->accumulate_weight_grad(dz, x, gemm);
+    const at::Tensor dx_RH = fc1.matmul->input_grad(dz, gemm);
+    if (fc1.lora) fc1.lora->backward_(dx_RH, dz_RF, x_RH, gemm);
     return {dx_RH, probability_grad(dp_R, ends_E).to(probs_R.scalar_type()), at::Tensor(), at::Tensor(),
             at::Tensor()};
+  }
+
+  // Of an input that is computed again.
+  static void accumulate_weight_grad(const Experts::Layer& layer, const ExpertMatmul::Operand& dy,
+                                     const at::Tensor& x, const GroupedGemm& gemm) {
+    ExpertMatmul::Operand input;
+    if (!layer.matmul->is_frozen())
+      input = layer.matmul->input(x, gemm, {.rows = false, .record_amax = false});
+    layer.matmul->accumulate_weight_grad(dy, input, gemm);
   }
 };
 
@@ -129,13 +153,16 @@ Experts::Experts(const Scope& scope, const ExpertsOptions& options, const Expert
     return created;
   };
   const Group& tensor = parallel.tensor;
-  fc1_.weight = create("linear_fc1", "weight",
-                       {.shard = expert_shard({width, options.hidden}, 0, options.ffn_hidden, tensor),
-                        .init = options.fc1_init});
-  fc2_.weight =
-      create("linear_fc2", "weight",
-             {.shard = expert_shard({options.hidden, options.ffn_hidden}, 1, options.ffn_hidden, tensor),
-              .init = options.fc2_init});
+  const auto create_weight = [&](const char* layer, const ParameterOptions& parameter) {
+    return make_expert_matmul(create(layer, "weight", parameter), (all / layer).prefix() + ".weight",
+                              scope.fp8());
+  };
+  fc1_.matmul = create_weight("linear_fc1",
+                              {.shard = expert_shard({width, options.hidden}, 0, options.ffn_hidden, tensor),
+                               .init = options.fc1_init});
+  fc2_.matmul = create_weight("linear_fc2", {.shard = expert_shard({options.hidden, options.ffn_hidden}, 1,
+                                                                   options.ffn_hidden, tensor),
+                                             .init = options.fc2_init});
   if (const auto& lora = scope.options().lora) {
     const auto adapters = [&](const char* layer, const ExpertsLora::Options& adapter) {
       return ExpertsLora::make(adapter, tensor, [&](const char* name, const ParameterOptions& parameter) {
@@ -145,10 +172,11 @@ Experts::Experts(const Scope& scope, const ExpertsOptions& options, const Expert
     std::vector<LinearPart> parts;
     if (is_gated(options.activation))
       parts = {{"linear_fc1_gate", options.ffn_hidden}, {"linear_fc1_up", options.ffn_hidden}};
-    fc1_.lora = adapters("linear_fc1",
-                         {*lora, {"linear_fc1", fc1_.weight[0]->options.shard, parts}, Lora::Kind::column});
-    fc2_.lora =
-        adapters("linear_fc2", {*lora, {"linear_fc2", fc2_.weight[0]->options.shard}, Lora::Kind::row});
+    fc1_.lora =
+        adapters("linear_fc1",
+                 {*lora, {"linear_fc1", fc1_.matmul->weight()[0]->options.shard, parts}, Lora::Kind::column});
+    fc2_.lora = adapters("linear_fc2",
+                         {*lora, {"linear_fc2", fc2_.matmul->weight()[0]->options.shard}, Lora::Kind::row});
   }
   if (!options.bias) return;
   const auto bias = [](const Shard& shard, AxisSet grad_sum) {
@@ -167,7 +195,8 @@ at::Tensor Experts::forward(const at::Tensor& x_RH, const at::Tensor& probs_R,
   for (const Parameter* parameter : all_) {
     if (parameter->options.trainable) anchor = parameter->tensor;
   }
-  return GroupedMlp::apply(x_RH.contiguous(), probs_R, anchor, permutation.ends_E, this);
+  const GroupedMlp::Args args{this, at::GradMode::is_enabled()};
+  return GroupedMlp::apply(x_RH.contiguous(), probs_R, anchor, permutation.ends_E, args);
 }
 
 }  // namespace teratron

@@ -9,8 +9,8 @@
 
 #include "teratron/comm/mesh/mesh.h"
 #include "teratron/kernels/pointwise/activation_kind.h"
+#include "teratron/nn/moe/expert_matmul.h"
 #include "teratron/nn/moe/experts_lora.h"
-#include "teratron/nn/moe/grouped_gemm.h"
 #include "teratron/nn/moe/permutation.h"
 
 namespace teratron {
@@ -49,7 +49,7 @@ class Experts {
 
   // For the autograd function.
   struct Layer {
-    ExpertParameters weight;
+    std::unique_ptr<ExpertMatmul> matmul;
     ExpertParameters bias;              // empty: none
     std::unique_ptr<ExpertsLora> lora;  // null: none
   };

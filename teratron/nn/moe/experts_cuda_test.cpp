@@ -20,13 +20,14 @@ at::Tensor normal(at::IntArrayRef sizes, uint64_t seed) {
 struct Place {
   at::Device device;
   at::ScalarType dtype;
+  std::optional<Fp8Options> fp8 = {};
 };
 
 // 512 tokens and 16 experts, some of which have few tokens; a fifth of the choices is dropped.
 Results run_experts(const Place& place, bool drops) {
   constexpr int64_t tokens = 512, hidden = 256, count = 16, topk = 3;
-  ParameterSet set({.dtype = place.dtype, .device = place.device});
-  Experts experts(Scope(set, "mlp"),
+  ParameterSet set({.dtype = place.dtype, .device = place.device, .fp8 = place.fp8});
+  Experts experts(Scope(set, "mlp").with_fp8(),
                   {.experts = count,
                    .hidden = hidden,
                    .ffn_hidden = 192,
@@ -67,11 +68,27 @@ TEST_F(GpuExperts, EqualTheCpu) {
   }
 }
 
+// Both round the same values to FP8, except where they have been rounded to different bf16 values.
+TEST_F(GpuExperts, InFp8EqualTheCpu) {
+  for (const bool drops : {false, true}) {
+    for (const Fp8Options& fp8 :
+         {Fp8Options{}, Fp8Options{.gradients = Fp8Format::e4m3}, Fp8Options{.weight_gradients = false}}) {
+      const Results expected = run_experts({at::kCPU, at::kBFloat16, fp8}, drops),
+                    results = run_experts({at::kCUDA, at::kBFloat16, fp8}, drops);
+      for (const auto& [name, tensor] : expected.tensors)
+        EXPECT_LT(relative_error(results.tensors.at(name), tensor), 3e-2)
+            << name << (drops ? " with drops" : "");
+    }
+  }
+}
+
 TEST_F(GpuExperts, AreReproducible) {
-  const Results one = run_experts({at::kCUDA, at::kBFloat16}, true),
-                other = run_experts({at::kCUDA, at::kBFloat16}, true);
-  for (const auto& [name, tensor] : one.tensors)
-    EXPECT_TRUE(at::equal(tensor, other.tensors.at(name))) << name;
+  for (const std::optional<Fp8Options>& fp8 : {std::optional<Fp8Options>(), std::optional(Fp8Options{})}) {
+    const Results one = run_experts({at::kCUDA, at::kBFloat16, fp8}, true),
+                  other = run_experts({at::kCUDA, at::kBFloat16, fp8}, true);
+    for (const auto& [name, tensor] : one.tensors)
+      EXPECT_TRUE(at::equal(tensor, other.tensors.at(name))) << name << (fp8 ? " in FP8" : "");
+  }
 }
 
 }  // namespace

@@ -38,10 +38,16 @@ at::Tensor gradient_block(const ExpertParameters& weight) {
 
 }  // namespace
 
-GroupedGemm::GroupedGemm(const at::Tensor& ends_E, const at::Tensor& rows) : ends_E_(ends_E) {
+GroupedGemm::GroupedGemm(const at::Tensor& ends_E, const at::Tensor& rows)
+    : ends_E_(ends_E), rows_(rows.size(0)) {
   if (rows.is_cuda() && rows.scalar_type() == at::kBFloat16) return;
   const at::Tensor ends = ends_E.to(at::kCPU, at::kLong);
   ends_.assign(ends.const_data_ptr<int64_t>(), ends.const_data_ptr<int64_t>() + ends.numel());
+}
+
+const Fp8Groups& GroupedGemm::fp8_groups() const {
+  if (!fp8_groups_) fp8_groups_ = make_fp8_groups(ends_E_, rows_);
+  return *fp8_groups_;
 }
 
 at::Tensor GroupedGemm::rows_of(const at::Tensor& x, size_t expert) const {
@@ -134,6 +140,22 @@ void GroupedGemm::accumulate_on_device(const at::Tensor& dy_RO, const at::Tensor
   }
   grouped_gemm_weight_gradient_(main_grad, dy_RO, x_RI, ends_E_, /*add=*/!weight.front()->grad_is_stale);
   for (Parameter* parameter : weight) accumulate_grad(*parameter, [](const at::Tensor&, bool) {});
+}
+
+void accumulate_block(const ExpertParameters& weight,
+                      c10::function_ref<void(const at::Tensor& sum, bool add)> write) {
+  if (const at::Tensor main_grad = gradient_block(weight); main_grad.defined()) {
+    write(main_grad, !weight.front()->grad_is_stale);
+    for (Parameter* parameter : weight) accumulate_grad(*parameter, [](const at::Tensor&, bool) {});
+    return;
+  }
+  std::vector<int64_t> sizes = weight.front()->tensor.sizes().vec();
+  sizes.insert(sizes.begin(), std::ssize(weight));
+  const at::Tensor& like = weight.front()->tensor;
+  const at::Tensor block = at::empty(sizes, like.options().dtype(main_grad_dtype(like.scalar_type())));
+  write(block, false);
+  for (size_t e = 0; e < weight.size(); ++e)
+    accumulate_grad(*weight[e], block.select(0, static_cast<int64_t>(e)));
 }
 
 at::Tensor as_block(const ExpertWeights& weights) {

@@ -9,8 +9,10 @@
 // which the host reads the ends.
 #pragma once
 
+#include <optional>
 #include <vector>
 
+#include "teratron/kernels/fp8/fp8.h"
 #include "teratron/nn/parameter.h"
 
 namespace teratron {
@@ -24,6 +26,8 @@ class GroupedGemm {
  public:
   /// Of operands like `rows` with these ends, i32 [E].
   GroupedGemm(const at::Tensor& ends_E, const at::Tensor& rows);
+  /// The same groups for GEMMs in FP8.
+  const Fp8Groups& fp8_groups() const;
 
   at::Tensor forward(const at::Tensor& x_RI, const ExpertWeights& weight) const;
   at::Tensor forward(const at::Tensor& x_RI, const ExpertParameters& weight) const {
@@ -45,8 +49,15 @@ class GroupedGemm {
                             const ExpertParameters& weight) const;
 
   at::Tensor ends_E_;
-  std::vector<int64_t> ends_;  // empty: grouped by the device
+  int64_t rows_;
+  mutable std::optional<Fp8Groups> fp8_groups_;  // null: not used yet
+  std::vector<int64_t> ends_;                    // empty: grouped by the device
 };
+
+/// Calls write(sum, add), which overwrites `sum` unless `add`, for main_grad of all experts [E, ...], or for
+/// a block that is then added to it. The weights are not frozen.
+void accumulate_block(const ExpertParameters& weight,
+                      c10::function_ref<void(const at::Tensor& sum, bool add)> write);
 
 /// [E, ...] of all experts: a view of a gradient buffer's parameters where they are evenly spaced.
 at::Tensor as_block(const ExpertWeights& weights);

@@ -62,7 +62,6 @@ constexpr Rule rules[] = {
     {"--moe-shared-expert-gate", needs, "--moe-shared-expert-intermediate-size"},
     {"--moe-shared-expert-overlap", needs, "--moe-shared-expert-intermediate-size"},
     {"--moe-layer-recompute", excludes, "--recompute-granularity full", "Whole layers are recomputed"},
-    {"--num-experts", excludes, "--fp8-format", "Experts have no FP8 GEMMs"},
     // Recomputation
     {"--recompute-method", excludes, "--recompute-granularity selective"},
     {"--distribute-saved-activations", needs, "--recompute-granularity full"},

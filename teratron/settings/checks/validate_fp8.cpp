@@ -49,6 +49,20 @@ void check_gemm_sizes(Validation& v) {
                  product(part(a.seq_length, a.context_parallel_size), a.micro_batch_size)});
 }
 
+// Numbers of tokens per expert need not be multiples.
+void check_expert_sizes(Validation& v) {
+  const Arguments& a = v.args;
+  const int64_t tp = a.tensor_model_parallel_size, etp = a.expert_tensor_parallel_size.value_or(tp);
+  if (a.moe_ffn_hidden_size || etp != tp) {
+    const std::optional<int64_t> width = a.moe_ffn_hidden_size ? a.moe_ffn_hidden_size : a.ffn_hidden_size;
+    check_size(
+        v, {"moe_ffn_hidden_size", "moe_ffn_hidden_size / expert_tensor_parallel_size", part(width, etp)});
+  }
+  check_size(v, {"moe_shared_expert_intermediate_size",
+                 "moe_shared_expert_intermediate_size / tensor_model_parallel_size",
+                 part(a.moe_shared_expert_intermediate_size, tp)});
+}
+
 // Tokens per chunk of the loss: all but the last, and the last if smaller.
 std::vector<std::optional<int64_t>> chunk_sizes(const Arguments& a) {
   const int64_t ranks = a.sequence_parallel ? a.tensor_model_parallel_size : 1;
@@ -81,6 +95,7 @@ void check_fp8(Validation& v) {
   const Arguments& a = v.args;
   if (!a.fp8) return;
   check_gemm_sizes(v);
+  if (a.num_experts) check_expert_sizes(v);
   if (a.fp8_output_proj) check_output_layer(v);
   const int64_t start = a.num_layers_at_start_in_bf16, end = a.num_layers_at_end_in_bf16;
   if (!a.first_last_layers_bf16 || !a.num_layers || (start < *a.num_layers && end < *a.num_layers - start))

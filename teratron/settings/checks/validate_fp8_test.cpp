@@ -48,6 +48,21 @@ INSTANTIATE_TEST_SUITE_P(
                        "--kv-channels",
                        "width of queries, keys and values / tensor_model_parallel_size = 24",
                        ""},
+        BadCombination{{"--bf16", "--num-experts", "4", "--moe-ffn-hidden-size", "72"},
+                       1,
+                       "--moe-ffn-hidden-size",
+                       "expert_tensor_parallel_size = 72 is not a multiple of 16",
+                       "64 or 80"},
+        BadCombination{{"--bf16", "--num-experts", "4", "--moe-ffn-hidden-size", "48", "--tp", "2"},
+                       2,
+                       "--moe-ffn-hidden-size",
+                       "expert_tensor_parallel_size = 24",
+                       ""},
+        BadCombination{{"--bf16", "--num-experts", "4", "--moe-shared-expert-intermediate-size", "40"},
+                       1,
+                       "--moe-shared-expert-intermediate-size",
+                       "tensor_model_parallel_size = 40",
+                       ""},
         BadCombination{{"--bf16", "--seq-length", "24", "--micro-batch-size", "1"},
                        1,
                        "--micro-batch-size",
@@ -99,6 +114,7 @@ TEST(Fp8Settings, AreAccepted) {
   EXPECT_EQ(parsed.args.fp8, "hybrid");
   EXPECT_EQ(parsed.args.fp8_recipe, "tensorwise");
   EXPECT_EQ(validated({"--bf16"}).args.fp8_recipe, "delayed");
+  EXPECT_EQ(validated(with_fp8({"--bf16", "--num-experts", "4"})).args.fp8, "hybrid");
 }
 
 TEST(Fp8Settings, WithoutEffectGiveNotices) {

@@ -98,6 +98,10 @@ TEST(ExpertGraphs, NeedGemmsThatDoNotWait) {
   args.num_experts = 4;
   EXPECT_NO_THROW(check_expert_graphs_on(args, "NVIDIA H200", 90));
   EXPECT_NO_THROW(check_expert_graphs_on(args, "NVIDIA B200", 100));
+  args.fp8 = "hybrid";
+  EXPECT_NO_THROW(check_expert_graphs_on(args, "NVIDIA H200", 90));
+  EXPECT_THROW(check_expert_graphs_on(args, "NVIDIA B200", 100), UserError);
+  args.fp8 = std::nullopt;
   try {
     check_expert_graphs_on(args, "NVIDIA A100", 80);
     FAIL();

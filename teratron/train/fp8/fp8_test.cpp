@@ -1,4 +1,4 @@
-// FP8 training: scale history, layouts, resuming, and loss curves against those of bf16. tests/parity
+// FP8 training: layouts, experts, resuming, and loss curves against those of bf16. tests/parity
 // compares the numbers of a step with PyTorch.
 #include <cmath>
 
@@ -10,77 +10,12 @@
 namespace teratron {
 namespace {
 
-using Role = Fp8Scaling::Role;
-
-const TestSizes fp8_sizes{.hidden = 32, .ffn_hidden = 64, .heads = 4, .positions = 16};
-const TestData data{.sequence = 16};
-
-// ---- The history of scales ----
-
-at::Tensor filled(double value) {
-  return at::full({16, 16}, value);
-}
-
-double scale_of(Fp8Scaling& scaling, Role role) {
-  return scaling.state().at(0).values[static_cast<int64_t>(role)].item<double>();
-}
-
-/// Scales of an input whose largest magnitude was 2, 8, 4, 0, Inf and 1 in the steps before.
-std::vector<double> scales(const Fp8Options& options) {
-  Fp8Scaling scaling(options, at::kCPU);
-  const int64_t layer = scaling.add_layer("w");
-  std::vector<double> all;
-  for (const double amax : {2.0, 8.0, 4.0, 0.0, static_cast<double>(INFINITY), 1.0}) {
-    scaling.cast(filled(amax / 2), {layer, Role::input}, {});
-    scaling.cast(filled(-amax), {layer, Role::input}, {});
-    scaling.cast(filled(1000), {layer, Role::input}, {.record_amax = false});
-    scaling.update({});
-    all.push_back(scale_of(scaling, Role::input));
-  }
-  return all;
-}
-
-using Scales = std::vector<double>;
-
-TEST(Fp8Scaling, UsesTheMostRecentAmax) {
-  EXPECT_EQ(scales({}), (Scales{224, 56, 112, 112, 112, 448}));
-  EXPECT_EQ(scales({.history = 3}), (Scales{224, 56, 112, 112, 112, 448}));
-}
-
-TEST(Fp8Scaling, UsesTheMaxOfTheHistory) {
-  EXPECT_EQ(scales({.history = 2, .most_recent = false}), (Scales{224, 56, 56, 112, 112, 448}));
-  EXPECT_EQ(scales({.history = 3, .most_recent = false}), (Scales{224, 56, 56, 56, 112, 448}));
-}
-
-TEST(Fp8Scaling, AppliesTheMargin) {
-  EXPECT_EQ(scales({.margin = 2}), (Scales{56, 14, 28, 28, 28, 112}));
-}
-
-TEST(Fp8Scaling, CastsGradientsToTheirFormat) {
-  for (const Fp8Format format : {Fp8Format::e4m3, Fp8Format::e5m2}) {
-    Fp8Scaling scaling({.gradients = format}, at::kCPU);
-    const int64_t layer = scaling.add_layer("w");
-    const auto bytes = scaling.cast(filled(4), {layer, Role::output_grad}, {}).rows.scalar_type();
-    EXPECT_EQ(bytes, format == Fp8Format::e4m3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2);
-    scaling.update({});
-    EXPECT_EQ(scale_of(scaling, Role::output_grad), largest(format) / 4);
-    EXPECT_EQ(scale_of(scaling, Role::weight), 1);  // none was seen
-  }
-}
-
-TEST(Fp8Scaling, TensorwiseHasNoState) {
-  Fp8Scaling scaling({.recipe = Fp8Options::Recipe::tensorwise}, at::kCPU);
-  const int64_t layer = scaling.add_layer("w");
-  for (const double amax : {2.0, 16.0}) {
-    EXPECT_EQ(scaling.cast(filled(amax), {layer, Role::input}, {}).scale_inv.item<double>(),
-              static_cast<double>(static_cast<float>(amax / 448)));
-    scaling.update({});
-  }
-  EXPECT_TRUE(scaling.state().empty());
-}
-
 // ---- Models ----
 
+const TestSizes fp8_sizes{.hidden = 32, .ffn_hidden = 64, .heads = 4, .positions = 16};
+const TestData fp8_data{.sequence = 16};
+
+/// A few steps of training on a CPU.
 struct Fp8Case {
   GPTConfig config = llama_config(fp8_sizes);
   Layout layout = {};
@@ -97,7 +32,8 @@ struct Fp8Outcome {
   std::map<std::string, at::Tensor> fp8_state;
 };
 
-Fp8Outcome run(const Fp8Case& c) {
+/// In every layout, gradients and scales of all ranks; scales are equal on all of them.
+Fp8Outcome train_in_fp8(const Fp8Case& c) {
   Fp8Outcome outcome;
   GlobalTensors gradients_seen, state_seen;
   std::mutex mutex;
@@ -108,7 +44,7 @@ Fp8Outcome run(const Fp8Case& c) {
     std::vector<double> losses;
     for (int64_t step = 0; step < c.steps; ++step) {
       const int64_t batch = c.same_data ? 0 : step;
-      losses.push_back(train_step(engine, c.layout, data, batch, {.lr = c.lr}).wait().loss);
+      losses.push_back(train_step(engine, c.layout, fp8_data, batch, {.lr = c.lr}).wait().loss);
     }
     for (const StateTensor& part : gradients(engine)) gradients_seen.add(part);
     if (Fp8Scaling* fp8 = engine.parameters().fp8()) {
@@ -120,10 +56,11 @@ Fp8Outcome run(const Fp8Case& c) {
     outcome.losses = losses;
   });
   outcome.gradients = gradients_seen.tensors();
-  outcome.fp8_state = state_seen.tensors();  // equal on all ranks
+  outcome.fp8_state = state_seen.tensors();
   return outcome;
 }
 
+/// Of all gradients.
 double distance(const Fp8Outcome& a, const Fp8Outcome& b) {
   double difference = 0.0, norm = 0.0;
   for (const auto& [name, gradient] : b.gradients) {
@@ -135,9 +72,9 @@ double distance(const Fp8Outcome& a, const Fp8Outcome& b) {
 
 TEST(Fp8Training, IsCloseToUnquantizedTraining) {
   for (const GPTConfig& config : {gpt2_config(fp8_sizes), llama_config(fp8_sizes)}) {
-    const Fp8Outcome plain = run({.config = config, .fp8 = std::nullopt});
+    const Fp8Outcome plain = train_in_fp8({.config = config, .fp8 = std::nullopt});
     for (const auto recipe : {Fp8Options::Recipe::delayed, Fp8Options::Recipe::tensorwise}) {
-      const Fp8Outcome fp8 = run({.config = config, .fp8 = Fp8Options{.recipe = recipe}});
+      const Fp8Outcome fp8 = train_in_fp8({.config = config, .fp8 = Fp8Options{.recipe = recipe}});
       EXPECT_GT(distance(fp8, plain), 1e-3);  // it was FP8
       EXPECT_LT(distance(fp8, plain), 0.15);
       EXPECT_NEAR(fp8.losses.back(), plain.losses.back(), 0.01 * plain.losses.back());
@@ -159,10 +96,10 @@ const Layout layouts[] = {{.tp = 2},
 // decides between two FP8 values.
 TEST(Fp8Training, DelayedScalingMatchesOneRank) {
   const Fp8Options options{.history = 2, .most_recent = false};
-  const Fp8Outcome serial = run({.fp8 = options});
+  const Fp8Outcome serial = train_in_fp8({.fp8 = options});
   for (const Layout& layout : layouts) {
     SCOPED_TRACE(to_string(layout));
-    const Fp8Outcome parallel = run({.layout = layout, .fp8 = options});
+    const Fp8Outcome parallel = train_in_fp8({.layout = layout, .fp8 = options});
     EXPECT_NEAR(parallel.losses.back(), serial.losses.back(), 1e-4 * serial.losses.back());
     EXPECT_LT(distance(parallel, serial), 0.02);
     ASSERT_EQ(parallel.fp8_state.size(), 16U);  // scales and history of four layers in each of two blocks
@@ -175,10 +112,10 @@ TEST(Fp8Training, DelayedScalingMatchesOneRank) {
 // Each rank's shard has a separate amax: rounding differs, but is not larger.
 TEST(Fp8Training, TensorwiseScalingIsCloseToOneRank) {
   const Fp8Options options{.recipe = Fp8Options::Recipe::tensorwise};
-  const Fp8Outcome serial = run({.fp8 = options}), plain = run({.fp8 = std::nullopt});
+  const Fp8Outcome serial = train_in_fp8({.fp8 = options}), plain = train_in_fp8({.fp8 = std::nullopt});
   for (const Layout& layout : layouts) {
     SCOPED_TRACE(to_string(layout));
-    const Fp8Outcome parallel = run({.layout = layout, .fp8 = options});
+    const Fp8Outcome parallel = train_in_fp8({.layout = layout, .fp8 = options});
     EXPECT_NEAR(parallel.losses.back(), serial.losses.back(), 3e-3 * serial.losses.back());
     EXPECT_LT(distance(parallel, plain), 1.2 * distance(serial, plain));
   }
@@ -189,11 +126,12 @@ TEST(Fp8Training, KeepsLayersInBf16) {
   config.layers = 4;
   config.bf16_layers_at_start = 2;
   config.bf16_layers_at_end = 1;
-  const Fp8Outcome some = run({.config = config});
+  const Fp8Outcome some = train_in_fp8({.config = config});
   EXPECT_EQ(some.fp8_state.size(), 8U);
   EXPECT_TRUE(some.fp8_state.contains("fp8_scale.decoder.layers.2.mlp.linear_fc1.weight"));
   config.bf16_layers_at_end = 2;
-  EXPECT_EQ(distance(run({.config = config}), run({.config = config, .fp8 = std::nullopt})), 0.0);
+  EXPECT_EQ(distance(train_in_fp8({.config = config}), train_in_fp8({.config = config, .fp8 = std::nullopt})),
+            0.0);
 }
 
 GPTConfig with_fp8_output_layer(GPTConfig config) {
@@ -205,9 +143,10 @@ GPTConfig with_fp8_output_layer(GPTConfig config) {
 // Logits and their gradient are computed in FP8; a tied weight has one gradient from two uses.
 TEST(Fp8Training, QuantizesTheOutputLayer) {
   for (GPTConfig config : {gpt2_config(fp8_sizes), llama_config(fp8_sizes)}) {
-    const Fp8Outcome plain = run({.config = config, .fp8 = std::nullopt}), layers = run({.config = config});
+    const Fp8Outcome plain = train_in_fp8({.config = config, .fp8 = std::nullopt}),
+                     layers = train_in_fp8({.config = config});
     config = with_fp8_output_layer(config);
-    const Fp8Outcome all = run({.config = config});
+    const Fp8Outcome all = train_in_fp8({.config = config});
     const std::string weight =
         config.tied_embeddings ? "embedding.word_embeddings.weight" : "output_layer.weight";
     EXPECT_TRUE(all.fp8_state.contains("fp8_scale." + weight));
@@ -225,11 +164,11 @@ TEST(Fp8Training, OutputLayerMatchesOneRank) {
                   untied = with_fp8_output_layer(llama_config(fp8_sizes));
   for (GPTConfig config : {tied, untied}) {
     constexpr int64_t steps = 20;
-    const Fp8Outcome serial = run({.config = config, .steps = steps});
+    const Fp8Outcome serial = train_in_fp8({.config = config, .steps = steps});
     config.loss_chunks = config.tied_embeddings ? 1 : 2;
     for (const Layout& layout : layouts) {
       SCOPED_TRACE(to_string(layout));
-      const Fp8Outcome parallel = run({.config = config, .layout = layout, .steps = steps});
+      const Fp8Outcome parallel = train_in_fp8({.config = config, .layout = layout, .steps = steps});
       EXPECT_NEAR(parallel.losses.back(), serial.losses.back(), 1e-5 * serial.losses.back());
       EXPECT_LT(distance(parallel, serial), 0.002);
     }
@@ -238,9 +177,9 @@ TEST(Fp8Training, OutputLayerMatchesOneRank) {
 
 TEST(Fp8Training, RecomputationIsBitwiseEqual) {
   GPTConfig config = llama_config(fp8_sizes);
-  const Fp8Outcome stored = run({.config = config});
+  const Fp8Outcome stored = train_in_fp8({.config = config});
   config.recompute = {.granularity = RecomputeConfig::Granularity::layers};
-  const Fp8Outcome recomputed = run({.config = config});
+  const Fp8Outcome recomputed = train_in_fp8({.config = config});
   EXPECT_EQ(recomputed.losses, stored.losses);
   EXPECT_EQ(distance(recomputed, stored), 0.0);
   for (const auto& [name, state] : stored.fp8_state) {
@@ -261,8 +200,8 @@ TEST(Fp8Training, EvaluationRecordsNothing) {
     for (const auto& part : engine.parameters().fp8()->state()) all.push_back(part.values.clone());
     return at::cat(all);
   };
-  const auto batches = [&](int64_t i) { return test_batch(data, 37, 50 + i, {0, test_samples}); };
-  train_step(engine, {}, data, 0, {.lr = 1e-2}).wait();
+  const auto batches = [&](int64_t i) { return test_batch(fp8_data, 37, 50 + i, {0, test_samples}); };
+  train_step(engine, {}, fp8_data, 0, {.lr = 1e-2}).wait();
   const double loss = engine.evaluate(batches, 1).loss;
   EXPECT_EQ(engine.evaluate(batches, 1).loss, loss);
   const at::Tensor before = state();
@@ -277,9 +216,10 @@ TEST(Fp8Training, EvaluationRecordsNothing) {
 }
 
 TEST(Fp8Training, WeightGradientsInBf16) {
-  const Fp8Outcome plain = run({.fp8 = std::nullopt, .steps = 1});
+  const Fp8Outcome plain = train_in_fp8({.fp8 = std::nullopt, .steps = 1});
   const auto error = [&](bool weight_gradients, const std::string& name) {
-    const Fp8Outcome fp8 = run({.fp8 = Fp8Options{.weight_gradients = weight_gradients}, .steps = 1});
+    const Fp8Outcome fp8 =
+        train_in_fp8({.fp8 = Fp8Options{.weight_gradients = weight_gradients}, .steps = 1});
     return relative_error(fp8.gradients.at(name), plain.gradients.at(name));
   };
   const std::string last = "decoder.layers.1.mlp.linear_fc2.weight";
@@ -295,10 +235,90 @@ TEST(Fp8Training, LossCurveIsCloseToBf16) {
     Fp8Case fp8 = c, bf16 = c;
     fp8.fp8 = options;
     bf16.fp8 = std::nullopt;
-    const std::vector<double> with = run(fp8).losses, without = run(bf16).losses;
+    const std::vector<double> with = train_in_fp8(fp8).losses, without = train_in_fp8(bf16).losses;
     EXPECT_LT(without.back(), 0.5 * without.front());
     for (size_t i = 0; i < with.size(); ++i) EXPECT_NEAR(with[i], without[i], 0.05 * without.front()) << i;
   }
+}
+
+// ---- Experts ----
+
+/// Layers without and with experts.
+GPTConfig fp8_moe_config(TokenDispatch dispatch = TokenDispatch::all_gather) {
+  GPTConfig config = llama_config(fp8_sizes);
+  config.init_std = 0.1;
+  config.experts.layers = {0, 1};
+  MoeOptions& moe = config.experts.options;
+  moe.router.experts = moe.experts.experts = 4;
+  moe.experts.ffn_hidden = 32;
+  moe.dispatch = dispatch;
+  return config;
+}
+
+TEST(Fp8Experts, AreCloseToUnquantizedTraining) {
+  const GPTConfig config = fp8_moe_config();
+  const Fp8Outcome plain = train_in_fp8({.config = config, .fp8 = std::nullopt});
+  for (const auto recipe : {Fp8Options::Recipe::delayed, Fp8Options::Recipe::tensorwise}) {
+    const Fp8Outcome fp8 = train_in_fp8({.config = config, .fp8 = Fp8Options{.recipe = recipe}});
+    EXPECT_NEAR(fp8.losses.back(), plain.losses.back(), 0.01 * plain.losses.back());
+    for (const char* layer : {"linear_fc1", "linear_fc2"}) {
+      const std::string name = fmt::format("decoder.layers.1.mlp.experts.2.{}.weight", layer);
+      const double error = relative_error(fp8.gradients.at(name), plain.gradients.at(name));
+      EXPECT_GT(error, 1e-3) << name;  // it was FP8
+      EXPECT_LT(error, 0.35) << name;  // some tokens choose other experts
+    }
+  }
+}
+
+const Layout expert_layouts[] = {
+    {.dp = 2},
+    {.dp = 2, .ep = 2},
+    {.dp = 2, .etp = 2},
+    {.tp = 2, .etp = 2},
+    {.pp = 2, .microbatches = 2},
+    {.tp = 2, .ep = 2, .sequence_parallel = true},
+    {.tp = 2, .dp = 2, .ep = 2, .etp = 2, .microbatches = 2, .sequence_parallel = true, .sharded = true}};
+
+// All experts of a layer share scales: the ranks that hold some of them use those of one rank. Shards have
+// separate scales in the first step; then the layouts' scales converge, one tensor after the other.
+TEST(Fp8Experts, MatchOneRankInEveryLayout) {
+  const Fp8Options options{.history = 2, .most_recent = false};
+  constexpr int64_t steps = 20;
+  const Fp8Outcome serial = train_in_fp8({.config = fp8_moe_config(), .fp8 = options, .steps = steps});
+  ASSERT_EQ(serial.fp8_state.size(), 16U);  // scales and history of four layers in each of two blocks
+  EXPECT_TRUE(serial.fp8_state.contains("fp8_scale.decoder.layers.1.mlp.experts.linear_fc2.weight"));
+  for (const Layout& layout : expert_layouts) {
+    for (const TokenDispatch dispatch : {TokenDispatch::all_gather, TokenDispatch::all_to_all}) {
+      if (dispatch == TokenDispatch::all_to_all && layout.ep == 1) continue;
+      SCOPED_TRACE(to_string(layout));
+      const Fp8Outcome parallel = train_in_fp8(
+          {.config = fp8_moe_config(dispatch), .layout = layout, .fp8 = options, .steps = steps});
+      EXPECT_NEAR(parallel.losses.back(), serial.losses.back(), 1e-5 * serial.losses.back());
+      EXPECT_LT(distance(parallel, serial), 0.005);
+      ASSERT_EQ(parallel.fp8_state.size(), serial.fp8_state.size());
+      for (const auto& [name, state] : serial.fp8_state)
+        EXPECT_LT(relative_error(parallel.fp8_state.at(name), state), 0.05) << name;
+    }
+  }
+}
+
+TEST(Fp8Experts, RecomputationIsBitwiseEqual) {
+  GPTConfig config = fp8_moe_config();
+  const Fp8Outcome stored = train_in_fp8({.config = config});
+  config.experts.options.recompute = true;
+  const Fp8Outcome recomputed = train_in_fp8({.config = config});
+  EXPECT_EQ(recomputed.losses, stored.losses);
+  EXPECT_EQ(distance(recomputed, stored), 0.0);
+  for (const auto& [name, state] : stored.fp8_state)
+    EXPECT_TRUE(at::equal(recomputed.fp8_state.at(name), state)) << name;
+}
+
+TEST(Fp8Experts, StayInBf16WithTheirLayer) {
+  GPTConfig config = fp8_moe_config();
+  config.bf16_layers_at_end = 1;
+  const Fp8Outcome outcome = train_in_fp8({.config = config});
+  EXPECT_EQ(outcome.fp8_state.size(), 8U);
+  for (const auto& [name, state] : outcome.fp8_state) EXPECT_EQ(name.find("experts"), std::string::npos);
 }
 
 // ---- Runs ----
