@@ -7,6 +7,7 @@
 
 #include "bench/gpu_bench.h"
 
+#include "teratron/kernels/fp8/grouped_fp8.h"
 #include "teratron/kernels/gemm/gemm.h"
 #include "teratron/kernels/grouped_gemm/grouped_gemm.h"
 
@@ -94,6 +95,50 @@ void bench_layer(const Layer& layer, bool equal, std::span<char*> parts) {
                       [&] { linear_weight_gradient_(one_sum, dy, x, false); }, rows + 4 * weights});
 }
 
+Fp8Matrix cast(const at::Tensor& x, Fp8Format format, const Fp8Groups* groups) {
+  return cast_to_fp8(x, {.format = format, .scale = compute_fp8_scale(x, format, groups), .groups = groups});
+}
+
+// In FP8, beside the bf16 kernels (in torch's place) and one dense GEMM in FP8.
+void bench_fp8_layer(const Layer& layer, bool equal, std::span<char*> parts) {
+  const at::Tensor ends = ends_of(layer, equal), x = device_randn({layer.rows(), layer.in}),
+                   dy = device_randn({layer.rows(), layer.out});
+  const at::Tensor w = device_randn({layer.experts, layer.out, layer.in});
+  const at::Tensor sum = at::zeros(w.sizes(), w.options().dtype(at::kFloat)), one_sum = sum[0];
+  const Fp8Groups groups = make_fp8_groups(ends, layer.rows());
+  const Fp8Matrix x8 = cast(x, Fp8Format::e4m3, &groups), dy8 = cast(dy, Fp8Format::e5m2, &groups),
+                  w8 = cast(w.flatten(0, 1), Fp8Format::e4m3, nullptr),
+                  one8 = cast(w[0], Fp8Format::e4m3, nullptr);
+  const double rows = layer.activation_bytes(), weights = layer.weights(), rate = measure_bytes_per_ms();
+  const auto contest = [&](const char* what, const Contest& contest) {
+    const std::string name = fmt::format("{} FP8 {}, {} loads", layer.name, what, equal ? "equal" : "drawn");
+    if (std::ranges::all_of(parts, [&](const char* part) { return name.find(part) != std::string::npos; }))
+      report(name, layer, contest, rate);
+  };
+  const auto operand = [](const at::Tensor& values, const Fp8Matrix& of) {
+    return Fp8Operand{values, of.scale_inv};
+  };
+  contest(
+      "forward",
+      {[&] { fp8_grouped_forward(x8, w8, groups, at::kBFloat16); }, [&] { grouped_gemm_forward(x, w, ends); },
+       [&] { fp8_matmul({operand(x8.rows, x8), operand(one8.rows, one8), true}, {}, at::kBFloat16); },
+       rows + weights});
+  contest("dgrad",
+          {[&] { fp8_grouped_input_gradient(dy8, w8, groups, at::kBFloat16); },
+           [&] { grouped_gemm_input_gradient(dy, w, ends); },
+           [&] { fp8_matmul({operand(dy8.rows, dy8), operand(one8.columns, one8)}, {}, at::kBFloat16); },
+           rows + weights});
+  contest("wgrad +=",
+          {[&] { fp8_grouped_weight_gradient_(sum, dy8, x8, groups, true); },
+           [&] { grouped_gemm_weight_gradient_(sum, dy, x, ends, true); },
+           [&] { fp8_matmul_add_(one_sum, {operand(dy8.columns, dy8), operand(x8.columns, x8)}); },
+           rows / 2 + 8 * weights});
+  contest("cast", {[&] { cast_to_fp8(x, {.scale = {x8.scale_inv, x8.scale_inv}, .groups = &groups}); },
+                   [&] { cast(x, Fp8Format::e4m3, &groups); },
+                   [&] { cast_to_fp8(x, {.scale = {x8.scale_inv, x8.scale_inv}}); },
+                   4.0 * static_cast<double>(x.numel())});
+}
+
 void bench(std::span<char*> parts) {
   print("{:42} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}", "us", "ours", "again", "torch",
         "dense", "bytes", "TFLOP/s", "of dense", "of limit", "of torch");
@@ -101,7 +146,10 @@ void bench(std::span<char*> parts) {
                              Layer{"Qwen3-30B-A3B fc2", 8192, 8, 128, 2048, 768},
                              Layer{"Mixtral-8x7B fc1", 4096, 2, 8, 28672, 4096},
                              Layer{"Mixtral-8x7B fc2", 4096, 2, 8, 4096, 14336}}) {
-    for (const bool equal : {true, false}) bench_layer(layer, equal, parts);
+    for (const bool equal : {true, false}) {
+      bench_layer(layer, equal, parts);
+      bench_fp8_layer(layer, equal, parts);
+    }
   }
 }
 

@@ -13,7 +13,7 @@ namespace teratron {
 
 namespace {
 
-// On others the host reads where the rows of an expert end: torch's grouped GEMM does, and FP8 GEMMs do on all
+// On others the host reads where the rows of an expert end: for torch's grouped GEMM, and for FP8 on all
 // but Hopper.
 bool groups_experts_on_device(const Arguments& args, int64_t compute_capability) {
   const int64_t major = compute_capability / 10;

@@ -68,7 +68,8 @@ TEST_F(GpuExperts, EqualTheCpu) {
   }
 }
 
-// Both round the same values to FP8, except where they have been rounded to different bf16 values.
+// A largest magnitude that is rounded to another bf16 value has another scale, and then all its tensor rounds
+// differently to FP8.
 TEST_F(GpuExperts, InFp8EqualTheCpu) {
   for (const bool drops : {false, true}) {
     for (const Fp8Options& fp8 :
@@ -76,7 +77,7 @@ TEST_F(GpuExperts, InFp8EqualTheCpu) {
       const Results expected = run_experts({at::kCPU, at::kBFloat16, fp8}, drops),
                     results = run_experts({at::kCUDA, at::kBFloat16, fp8}, drops);
       for (const auto& [name, tensor] : expected.tensors)
-        EXPECT_LT(relative_error(results.tensors.at(name), tensor), 3e-2)
+        EXPECT_LT(relative_error(results.tensors.at(name), tensor), 0.1)
             << name << (drops ? " with drops" : "");
     }
   }

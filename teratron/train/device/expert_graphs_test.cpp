@@ -11,6 +11,7 @@ struct ExpertGraphCase {
   const char* name;
   Change change;
   std::optional<LoraOptions> lora = {};
+  std::optional<Fp8Options> fp8 = {};
 };
 
 const std::vector<ExpertGraphCase> expert_cases = {
@@ -59,7 +60,9 @@ const std::vector<ExpertGraphCase> expert_cases = {
        router.force_balance = true;
      }},
     {"adapters", [](GPTConfig&, RouterOptions&, MoeOptions&) {},
-     LoraOptions{.rank = 4, .alpha = 8, .targets = {"linear_qkv", "linear_fc1", "linear_fc2"}}}};
+     LoraOptions{.rank = 4, .alpha = 8, .targets = {"linear_qkv", "linear_fc1", "linear_fc2"}}},
+    {"FP8", [](GPTConfig&, RouterOptions&, MoeOptions& moe) { moe.shared = {.mlp = {.ffn_hidden = 32}}; },
+     std::nullopt, Fp8Options{}}};
 
 GraphCase graph_case(const ExpertGraphCase& c, at::Device device) {
   GPTConfig config = llama_config(graph_sizes);
@@ -71,7 +74,7 @@ GraphCase graph_case(const ExpertGraphCase& c, at::Device device) {
   moe.experts.ffn_hidden = 32;
   moe.router.aux_loss = 0.1;
   c.change(config, moe.router, moe);
-  return {.config = config, .device = device, .dtype = at::kBFloat16, .lora = c.lora};
+  return {.config = config, .device = device, .dtype = at::kBFloat16, .fp8 = c.fp8, .lora = c.lora};
 }
 
 TEST(ExpertGraphs, BitwiseEqualToEager) {
