@@ -21,9 +21,11 @@ class NoWaiting {
 };
 
 // `steps` are warm-up: allocation, kernel selection, graph capture.
-void expect_no_wait(const TestVariant& variant, int64_t graphs_after, bool where_host_bound, int64_t steps) {
-  EngineOptions options{
-      .model = gpt_plan(variant.config, {}), .precision = {.dtype = at::kBFloat16}, .device = at::kCUDA};
+void expect_no_wait(const TestVariant& variant, int64_t graphs_after, bool where_host_bound, int64_t steps,
+                    const std::optional<Fp8Options>& fp8 = {}) {
+  EngineOptions options{.model = gpt_plan(variant.config, {}),
+                        .precision = {.dtype = at::kBFloat16, .fp8 = fp8},
+                        .device = at::kCUDA};
   options.optimizer.clip_grad = 1.0;
   options.graphs_after = graphs_after;
   options.graphs_where_host_bound = where_host_bound;
@@ -63,8 +65,10 @@ TEST(NoWait, ExpertsNeverSynchronize) {
   for (const bool padded : {false, true}) {
     if (padded) experts.options.router.capacity_factor = 1.25;
     experts.options.router.pad_to_capacity = padded;
-    expect_no_wait(variant, 0, false, 1);
-    expect_no_wait(variant, 1, false, 2);
+    for (const std::optional<Fp8Options>& fp8 : {std::optional<Fp8Options>(), std::optional(Fp8Options{})}) {
+      expect_no_wait(variant, 0, false, 1, fp8);
+      expect_no_wait(variant, 1, false, 2, fp8);
+    }
   }
 }
 
