@@ -8,15 +8,6 @@ namespace teratron {
 
 namespace {
 
-AsyncTensor start_all_gather(const at::Tensor& shard, const Group& group) {
-  std::vector<int64_t> sizes = shard.sizes().vec();
-  sizes[0] *= group.size;
-  const at::Tensor whole = group.communicator->alloc_symmetric(sizes, shard.options().requires_grad(false));
-  const at::Tensor local = whole.narrow(0, group.rank * shard.size(0), shard.size(0));
-  local.copy_(shard.detach());
-  return {whole, group.communicator->all_gather(whole, local), &group};
-}
-
 std::vector<int64_t> shard_sizes(at::IntArrayRef shape, const Group& group) {
   std::vector<int64_t> sizes = shape.vec();
   TERATRON_ASSERT(sizes[0] % group.size == 0, "a sequence of {} is not divisible by {} ranks", sizes[0],
@@ -51,6 +42,15 @@ at::Tensor AsyncTensor::local() const {
   if (!gathered_over) return tensor;
   const int64_t rows = tensor.size(0) / gathered_over->size;
   return tensor.narrow(0, gathered_over->rank * rows, rows);
+}
+
+AsyncTensor start_all_gather(const at::Tensor& shard, const Group& group) {
+  std::vector<int64_t> sizes = shard.sizes().vec();
+  sizes[0] *= group.size;
+  const at::Tensor whole = group.communicator->alloc_symmetric(sizes, shard.options().requires_grad(false));
+  const at::Tensor local = whole.narrow(0, group.rank * shard.size(0), shard.size(0));
+  local.copy_(shard.detach());
+  return {whole, group.communicator->all_gather(whole, local), &group};
 }
 
 void AsyncTensor::overlap_local_first(c10::function_ref<void(int64_t begin, int64_t end)> compute) {

@@ -55,6 +55,10 @@ struct AsyncTensor {
   void overlap_local_first(c10::function_ref<void(int64_t begin, int64_t end)> compute);
 };
 
+/// All-gathers `shard` along dimension 0, by copy engines where GPUs reach each other. `group` must outlive
+/// the result, which must be freed in the same order on all ranks (Communicator::alloc_symmetric).
+AsyncTensor start_all_gather(const at::Tensor& shard, const Group& group);
+
 /// Must outlive the graph. Gathered tensors live no longer than one forward or backward, as symmetric memory
 /// requires (Communicator::alloc_symmetric).
 class ParallelMatmul {

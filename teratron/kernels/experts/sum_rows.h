@@ -11,7 +11,9 @@
 
 namespace teratron {
 
-/// [T, H] of x's dtype, or of f32 (f64) before it is rounded.
+/// out [T, H], contiguous, of x's dtype, or of f32 (f64) before it is rounded.
+void sum_rows_out(const at::Tensor& out_TH, const at::Tensor& x_RH, const at::Tensor& rows_TK,
+                  const at::Tensor& kept_TK);
 at::Tensor sum_rows(const at::Tensor& x_RH, const at::Tensor& rows_TK, const at::Tensor& kept_TK,
                     at::ScalarType dtype);
 

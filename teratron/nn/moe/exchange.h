@@ -1,31 +1,37 @@
 // All-to-all of rows with a different number for each pair of ranks.
 #pragma once
 
-#include <numeric>
+#include <optional>
 #include <vector>
 
-#include "teratron/comm/mesh/mesh.h"
+#include "teratron/nn/moe/host_copy.h"
+#include "teratron/nn/parallel_matmul.h"
 
 namespace teratron {
 
 class Exchange {
  public:
-  /// `counts`: i64 [ranks], rows that this rank sends to each. Collective; waits for the device.
+  /// `counts`: i64 [ranks, N]; column 0: rows that this rank sends to each. Collective. The first use of the
+  /// result waits until the counts are on the host.
   Exchange(const at::Tensor& counts, const Group& group);
   /// As many rows between all. Not collective, does not wait.
   Exchange(int64_t rows_per_rank, const Group& group);
 
-  int64_t sent_rows() const { return std::accumulate(sent_.begin(), sent_.end(), int64_t{0}); }
-  /// x [sent rows, H], sorted by destination -> [received rows, H], sorted by source. Differentiable.
-  at::Tensor forward(const at::Tensor& x_RH) const;
-  /// The other way: what was received goes back. Differentiable.
-  at::Tensor backward(const at::Tensor& x_RH) const;
-  /// forward() without autograd.
-  at::Tensor values(const at::Tensor& x_RH) const;
+  int64_t sent_rows();
+  /// Of what all ranks have in this column of their counts for this one.
+  int64_t received_sum(int64_t column);
+  /// x [sent rows, W], sorted by destination -> [received rows, W], sorted by source.
+  AsyncTensor start(const at::Tensor& x_RW);
+  /// The other way: what was received goes back.
+  AsyncTensor start_back(const at::Tensor& x_RW);
 
  private:
-  std::vector<int64_t> sent_, received_;
+  void await_counts();
+
   Group group_;
+  std::optional<HostCopy> counts_;  // [2, ranks, N], sent and received, on their way
+  std::vector<int64_t> sent_, received_;
+  std::vector<int64_t> received_sums_;
 };
 
 }  // namespace teratron

@@ -45,9 +45,9 @@ Results run_experts(const Place& place, bool drops) {
   const TokenDispatcher dispatcher({.experts = count}, {});
   const at::Tensor y = dispatcher.forward(
       x, {chosen, p}, {kept},
-      [&](const at::Tensor& rows, const at::Tensor& probs, const Permutation& permutation) {
+      {[&](const at::Tensor& rows, const at::Tensor& probs, const Permutation& permutation) {
         return experts.forward(rows, probs, permutation);
-      });
+      }});
   (y * normal({tokens, hidden}, 5).to(place.device, place.dtype)).sum().backward();
   Results results{{{"y", y.detach()}, {"dx", x.grad()}, {"dp", p.grad()}}};
   for (const Parameter& parameter : set.all()) results.tensors[parameter.name] = parameter.main_grad;

@@ -98,13 +98,13 @@ TEST_P(ExpertsTest, EqualALoopOverTokens) {
   const TokenDispatcher dispatcher({.experts = experts_count}, {});
   const at::Tensor y = dispatcher.forward(
       x, {chosen, p}, {kept, c.pads ? capacity : 0},
-      [&](const at::Tensor& rows, const at::Tensor& probs, const Permutation& permutation) {
+      {[&](const at::Tensor& rows, const at::Tensor& probs, const Permutation& permutation) {
         if (c.pads) {
           EXPECT_EQ(rows.size(0), experts_count * capacity);
           EXPECT_TRUE(at::equal(permutation.ends_E, at::arange(1, experts_count + 1, at::kInt) * capacity));
         }
         return experts.forward(rows, probs, permutation);
-      });
+      }});
   (y * weight).sum().backward();
   const at::Tensor dx = x.grad().clone(), dp = p.grad().clone();
   x.mutable_grad() = at::Tensor();
@@ -144,7 +144,7 @@ TEST(Permutation, EqualsMegatrons) {
     const nlohmann::json& expected = c["permute"];
     const at::Tensor experts_TK = at::tensor(flat, at::kLong).view({count, -1});
     const Permutation permutation =
-        make_permutation(experts_TK, at::Tensor(), {0, experts}, experts_TK.numel());
+        make_permutation(experts_TK, at::Tensor(), {0, experts}).first_rows(experts_TK.numel());
     const at::Tensor rows = permute(at::arange(count, at::kDouble).unsqueeze(1), permutation).flatten();
     const auto tokens_of_rows = expected["token_of_row"].get<std::vector<double>>();
     EXPECT_TRUE(at::equal(rows, at::tensor(tokens_of_rows, at::kDouble)));

@@ -86,10 +86,14 @@ at::Tensor MoeLayer::run(const at::Tensor& x_SBH, const LayerContext& context) {
     if (context.notify) notify_of_experts(y_RH, permutation, context);
     return y_RH;
   };
+  at::Tensor shared_SBH;
+  const auto beside = [&] {
+    if (shared_) shared_SBH = shared_->forward(x_SBH);
+  };
   const at::Tensor y_TH =
-      dispatcher_.forward(as_rows(x_SBH.contiguous()), routed.routing, routed.kept, experts);
+      dispatcher_.forward(as_rows(x_SBH.contiguous()), routed.routing, routed.kept, {experts, beside});
   const at::Tensor y_SBH = y_TH.view_as(x_SBH);
-  return shared_ ? y_SBH + shared_->forward(x_SBH) : y_SBH;
+  return shared_ ? y_SBH + shared_SBH : y_SBH;
 }
 
 at::Tensor MoeLayer::forward(const at::Tensor& x_SBH, const LayerContext& context) {

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "teratron/kernels/experts/sum_rows.h"
+#include "teratron/nn/parallel_matmul.h"
 
 namespace teratron {
 
@@ -11,10 +12,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-at::Tensor gather_rows(const at::Tensor& x_TH, const Permutation& permutation) {
-  return x_TH.index_select(0, at::floor_divide(permutation.slot_of_row, permutation.topk()));
-}
 
 // Zero for slots without a row.
 at::Tensor numbers_of_slots(const at::Tensor& x_R, const at::Tensor& row_of_slot, const at::Tensor& kept) {
@@ -24,10 +21,13 @@ at::Tensor numbers_of_slots(const at::Tensor& x_R, const at::Tensor& row_of_slot
   return x_R.index_select(0, row_of_slot.clamp_max(last)).masked_fill(kept.logical_not(), 0.0);
 }
 
+at::Tensor contiguous(const at::Tensor& x) {
+  return x.defined() ? x.contiguous() : x;
+}
+
 at::Tensor sum_of_rows(const at::Tensor& x_RH, const Permutation& permutation, at::ScalarType dtype) {
-  const at::Tensor& kept_TK = permutation.kept_TK;
-  return sum_rows(x_RH.contiguous(), permutation.row_of_slot.contiguous(),
-                  kept_TK.defined() ? kept_TK.contiguous() : kept_TK, dtype);
+  return sum_rows(x_RH.contiguous(), contiguous(permutation.row_of_slot), contiguous(permutation.kept_TK),
+                  dtype);
 }
 
 void save(AutogradContext* context, const Permutation& permutation) {
@@ -89,7 +89,9 @@ struct SortedSlots {
     has_row_TK = (local_TK >= 0).logical_and_(local_TK < experts.count);
     if (kept_TK.defined()) has_row_TK = has_row_TK.logical_and_(kept_TK);
     keys = local_TK.masked_fill(has_row_TK.logical_not(), experts.count).flatten();
-    order = std::get<1>(at::sort(keys, /*stable=*/true, 0, /*descending=*/false));
+    // A radix sort takes a pass for every few bits.
+    const at::Tensor narrow = experts.count <= INT16_MAX ? keys.to(at::kShort) : keys;
+    order = std::get<1>(at::sort(narrow, /*stable=*/true, 0, /*descending=*/false));
     counts = at::zeros({experts.count + 1}, keys.options()).scatter_add_(0, keys, at::ones_like(keys));
   }
   at::Tensor places() const { return at::arange(keys.numel(), keys.options()); }
@@ -97,14 +99,20 @@ struct SortedSlots {
 
 }  // namespace
 
+Permutation Permutation::first_rows(int64_t count) const {
+  Permutation result = *this;
+  result.slot_of_row = slot_of_row.narrow(0, 0, count);
+  if (count == row_of_slot.numel()) result.kept_TK = at::Tensor();
+  return result;
+}
+
 Permutation make_permutation(const at::Tensor& experts_TK, const at::Tensor& kept_TK,
-                             const ExpertRange& experts, std::optional<int64_t> rows) {
+                             const ExpertRange& experts) {
   const SortedSlots slots(experts_TK, kept_TK, experts);
   const at::Tensor& order = slots.order;
-  const bool all = rows && *rows == order.numel();
-  return {.slot_of_row = rows ? order.narrow(0, 0, *rows) : order,
+  return {.slot_of_row = order,
           .row_of_slot = at::empty_like(order).scatter_(0, order, slots.places()).view_as(experts_TK),
-          .kept_TK = all ? at::Tensor() : slots.has_row_TK,
+          .kept_TK = slots.has_row_TK,
           .ends_E = slots.counts.narrow(0, 0, experts.count).cumsum(0).to(at::kInt)};
 }
 
@@ -124,6 +132,17 @@ Permutation make_padded_permutation(const at::Tensor& experts_TK, const at::Tens
           .kept_TK = slots.has_row_TK,
           .filled_R = filled.narrow(0, 0, rows),
           .ends_E = at::arange(1, experts.count + 1, keys.options().dtype(at::kInt)) * rows_per_expert};
+}
+
+at::Tensor gather_rows(const at::Tensor& x_TH, const Permutation& permutation) {
+  return x_TH.index_select(0, at::floor_divide(permutation.slot_of_row, permutation.topk()));
+}
+
+void sum_rows_of_tokens(const at::Tensor& out_TH, const at::Tensor& x_RH, const Permutation& permutation,
+                        const TokenSlice& tokens) {
+  const auto of_tokens = [&](const at::Tensor& x) { return slice_rows(x, tokens.begin, tokens.end); };
+  sum_rows_out(of_tokens(out_TH), x_RH, contiguous(of_tokens(permutation.row_of_slot)),
+               contiguous(of_tokens(permutation.kept_TK)));
 }
 
 at::Tensor permute(const at::Tensor& x_TH, const Permutation& permutation) {

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 
 #include <ATen/core/Tensor.h>
 
@@ -26,6 +25,8 @@ struct Permutation {
 
   int64_t topk() const { return row_of_slot.size(1); }
   int64_t rows() const { return slot_of_row.size(0); }
+  /// Without the rows after the first `count`, which are of no expert.
+  Permutation first_rows(int64_t count) const;
 };
 
 /// The experts that rows are made for.
@@ -34,10 +35,9 @@ struct ExpertRange {
   int64_t count = 0;
 };
 
-/// `kept_TK` may be undefined: nothing is dropped. `rows`: their exact number, if known; else there are T K
-/// rows.
+/// `kept_TK` may be undefined: nothing is dropped. There are T K rows (first_rows()).
 Permutation make_permutation(const at::Tensor& experts_TK, const at::Tensor& kept_TK,
-                             const ExpertRange& experts, std::optional<int64_t> rows = std::nullopt);
+                             const ExpertRange& experts);
 
 /// Every expert has `rows_per_expert` rows, of which the last ones are padding: shapes do not depend on the
 /// choices, no more of which may be kept.
@@ -50,5 +50,16 @@ at::Tensor permute(const at::Tensor& x_TH, const Permutation& permutation);
 at::Tensor unpermute(const at::Tensor& x_RH, const Permutation& permutation, at::ScalarType dtype);
 /// A number of each slot [T, K] -> [R], 0 for padding. Differentiable.
 at::Tensor permute_slots(const at::Tensor& x_TK, const Permutation& permutation);
+
+// Without autograd.
+
+/// permute().
+at::Tensor gather_rows(const at::Tensor& x_TH, const Permutation& permutation);
+/// unpermute() of the tokens [begin, end) into these rows of `out_TH`; x contiguous.
+struct TokenSlice {
+  int64_t begin, end;
+};
+void sum_rows_of_tokens(const at::Tensor& out_TH, const at::Tensor& x_RH, const Permutation& permutation,
+                        const TokenSlice& tokens);
 
 }  // namespace teratron

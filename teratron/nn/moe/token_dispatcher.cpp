@@ -15,33 +15,48 @@ at::Tensor gather_bools(const at::Tensor& x, const Group& group) {
   return all_gather_values(x.to(at::kByte), 0, group).to(at::kBool);
 }
 
+void run_beside(const LocalWork& local) {
+  if (local.beside) local.beside();
+}
+
+// bool [T, K]: choices of these experts that are kept.
+at::Tensor choices_of(const at::Tensor& experts_TK, const at::Tensor& kept_TK, const ExpertRange& experts) {
+  const at::Tensor chosen_TK =
+      (experts_TK >= experts.first).logical_and_(experts_TK < experts.first + experts.count);
+  return kept_TK.defined() ? chosen_TK.logical_and_(kept_TK) : chosen_TK;
+}
+
+// i64 [T, K, ranks]: 1 where the choice is kept and its expert on the rank, of `experts_per_rank`.
+at::Tensor choices_by_rank(const at::Tensor& experts_TK, const at::Tensor& kept_TK, int64_t experts_per_rank,
+                           int64_t ranks) {
+  const at::Tensor rank_TK1 = at::floor_divide(experts_TK, experts_per_rank).unsqueeze(2);
+  at::Tensor choices_TKR = rank_TK1 == at::arange(ranks, experts_TK.options());
+  if (kept_TK.defined()) choices_TKR.logical_and_(kept_TK.unsqueeze(2));
+  return choices_TKR.to(at::kLong);
+}
+
 }  // namespace
 
-// Sums are rounded at the end, after those of other ranks are added.
+// The parts of tensor-parallel ranks, or of all if tokens are not dispatched, are rounded after they are added.
 at::ScalarType TokenDispatcher::sum_dtype(const at::Tensor& x) const {
-  const bool adds_ranks = options_.kind == TokenDispatch::none
-                              ? parallel_.both.size > 1
-                              : parallel_.tensor.size > 1 || (parallel_.experts.size > 1 &&
-                                                              options_.kind != TokenDispatch::all_to_all);
-  return adds_ranks ? main_grad_dtype(x.scalar_type()) : x.scalar_type();
+  const Group& group = options_.kind == TokenDispatch::none ? parallel_.both : parallel_.tensor;
+  return group.size > 1 ? main_grad_dtype(x.scalar_type()) : x.scalar_type();
 }
 
 at::Tensor TokenDispatcher::forward(const at::Tensor& x_TH, const Routing& routing, const KeptChoices& kept,
-                                    const LocalExperts& experts) const {
+                                    const LocalWork& local) const {
   const auto& [kept_TK, capacity] = kept;
   if (options_.kind == TokenDispatch::none) {
     const Group& both = parallel_.both;
     const Routing same{routing.experts_TK, copy_to(routing.probs_TK, both)};
-    return reduce_from(local_forward({copy_to(x_TH, both), same, kept_TK}, experts), both)
+    return reduce_from(local_forward({copy_to(x_TH, both), same, kept_TK}, local), both)
         .to(x_TH.scalar_type());
   }
   const auto dispatch = [&](const Tokens& tokens) {
-    if (parallel_.experts.size == 1) return local_forward(tokens, experts);
-    return options_.kind == TokenDispatch::all_to_all ? all_to_all_forward(tokens, experts)
-                                                      : all_gather_forward(tokens, experts);
+    return parallel_.experts.size == 1 ? local_forward(tokens, local) : dispatched_forward(tokens, local);
   };
   const Group& tensor = parallel_.tensor;
-  if (tensor.size == 1) return dispatch({x_TH, routing, kept_TK, capacity}).to(x_TH.scalar_type());
+  if (tensor.size == 1) return dispatch({x_TH, routing, kept_TK, capacity});
   if (options_.replicated) {
     const Routing same{routing.experts_TK, copy_to(routing.probs_TK, tensor)};
     return reduce_from(dispatch({copy_to(x_TH, tensor), same, kept_TK, capacity}), tensor)
@@ -54,69 +69,102 @@ at::Tensor TokenDispatcher::forward(const at::Tensor& x_TH, const Routing& routi
 }
 
 // Of the tokens of all expert-parallel ranks.
-Permutation TokenDispatcher::local_permutation(const Tokens& tokens) const {
+Permutation TokenDispatcher::padded_permutation(const Tokens& tokens) const {
   const at::Tensor& experts_TK = tokens.routing.experts_TK;
-  const ExpertRange local = parallel_.local(options_.experts);
-  if (tokens.capacity > 0) {
-    const int64_t rows = std::min(tokens.capacity * options_.microbatches, experts_TK.size(0));
-    return make_padded_permutation(experts_TK, tokens.kept_TK, local, rows);
-  }
-  std::optional<int64_t> rows;
-  const bool dispatched = parallel_.experts.size > 1 && options_.kind != TokenDispatch::none;
-  if (dispatched) {
-    rows = expert_counts(experts_TK, options_.experts, tokens.kept_TK)
-               .narrow(0, local.first, local.count)
-               .sum()
-               .item<int64_t>();
-  } else if (!tokens.kept_TK.defined() && parallel_.experts.size == 1) {
-    rows = experts_TK.numel();
-  }
-  return make_permutation(experts_TK, tokens.kept_TK, local, rows);
+  const int64_t rows = std::min(tokens.capacity * options_.microbatches, experts_TK.size(0));
+  return make_padded_permutation(experts_TK, tokens.kept_TK, own_experts(), rows);
 }
 
-at::Tensor TokenDispatcher::local_forward(const Tokens& tokens, const LocalExperts& experts) const {
-  const Permutation permutation = local_permutation(tokens);
-  const at::Tensor y_RH = experts(permute(tokens.x_TH, permutation),
-                                  permute_slots(tokens.routing.probs_TK, permutation), permutation);
+at::Tensor TokenDispatcher::local_forward(const Tokens& tokens, const LocalWork& local) const {
+  run_beside(local);
+  const auto& [x_TH, routing, kept_TK, capacity] = tokens;
+  Permutation permutation = capacity > 0 ? padded_permutation(tokens)
+                                         : make_permutation(routing.experts_TK, kept_TK, own_experts());
+  if (capacity == 0 && !kept_TK.defined() && own_experts().count == options_.experts)
+    permutation = permutation.first_rows(routing.experts_TK.numel());
+  const at::Tensor y_RH =
+      local.experts(permute(x_TH, permutation), permute_slots(routing.probs_TK, permutation), permutation);
   return unpermute(y_RH, permutation, sum_dtype(y_RH));
 }
 
-at::Tensor TokenDispatcher::all_gather_forward(const Tokens& tokens, const LocalExperts& experts) const {
+at::Tensor TokenDispatcher::dispatched_forward(const Tokens& tokens, const LocalWork& local) const {
+  Arrival a = options_.kind == TokenDispatch::all_gather ? gather_tokens(tokens, local)
+              : tokens.capacity > 0                      ? exchange_padded(tokens, local)
+                                                         : exchange_tokens(tokens, local);
+  const at::Tensor x_RH = permute_arriving(a.x_TH, a.arriving, a.route, a.permutation);
+  const at::Tensor y_RH =
+      local.experts(x_RH, permute_slots(a.routing.probs_TK, a.permutation), a.permutation);
+  return unpermute_returning(y_RH, a.route, a.permutation, sum_dtype(y_RH));
+}
+
+TokenDispatcher::Arrival TokenDispatcher::gather_tokens(const Tokens& tokens, const LocalWork& local) const {
   const Group& group = parallel_.experts;
-  const Routing routing{all_gather_values(tokens.routing.experts_TK, 0, group),
-                        all_gather(tokens.routing.probs_TK, 0, group)};
-  const Tokens all{all_gather(tokens.x_TH, 0, group), routing, gather_bools(tokens.kept_TK, group),
-                   tokens.capacity};
-  return reduce_scatter(local_forward(all, experts), 0, group);
+  const Tokens all{
+      {},
+      {all_gather_values(tokens.routing.experts_TK, 0, group), all_gather(tokens.routing.probs_TK, 0, group)},
+      gather_bools(tokens.kept_TK, group),
+      tokens.capacity};
+  const at::Tensor& experts_TK = all.routing.experts_TK;
+  std::optional<HostCopy> rows;
+  if (all.capacity == 0) rows.emplace(choices_of(experts_TK, all.kept_TK, own_experts()).sum());
+  const TokenRoutePtr route = c10::make_intrusive<GatherRoute>(group);
+  AsyncTensor arriving = route->start(tokens.x_TH);
+  run_beside(local);
+  Permutation permutation =
+      all.capacity > 0 ? padded_permutation(all) : make_permutation(experts_TK, all.kept_TK, own_experts());
+  if (rows) permutation = permutation.first_rows(rows->wait().item<int64_t>());
+  return {route, tokens.x_TH, std::move(arriving), all.routing, permutation};
 }
 
-// Rows sorted by expert are sorted by rank, too.
-TokenDispatcher::Route TokenDispatcher::route(const Tokens& tokens) const {
-  const at::Tensor& experts_TK = tokens.routing.experts_TK;
-  const ExpertRange all{0, options_.experts}, local = parallel_.local(options_.experts);
-  if (tokens.capacity > 0) {
-    const int64_t rows = std::min(tokens.capacity * options_.tensor_microbatches, experts_TK.size(0));
-    const at::Tensor experts_E = at::arange(local.first, local.first + local.count, experts_TK.options());
-    const at::Tensor received = experts_E.repeat_interleave(rows).repeat({parallel_.experts.size});
-    return {Exchange(local.count * rows, parallel_.experts),
-            make_padded_permutation(experts_TK, tokens.kept_TK, all, rows), received.unsqueeze(1)};
-  }
-  const at::Tensor counts_E = expert_counts(experts_TK, options_.experts, tokens.kept_TK);
-  Exchange exchange(counts_E.view({-1, local.count}).sum(1), parallel_.experts);
-  const Permutation sent = make_permutation(experts_TK, tokens.kept_TK, all, exchange.sent_rows());
-  const at::Tensor sent_R1 = experts_TK.flatten().index_select(0, sent.slot_of_row).unsqueeze(1);
-  return {exchange, sent, exchange.values(sent_R1)};
+TokenDispatcher::Arrival TokenDispatcher::exchange_tokens(const Tokens& tokens,
+                                                          const LocalWork& local) const {
+  const Group& group = parallel_.experts;
+  const auto& [x_TH, routing, kept_TK, capacity] = tokens;
+  const at::Tensor choices_TKR =
+      choices_by_rank(routing.experts_TK, kept_TK, own_experts().count, group.size);
+  const at::Tensor goes_TR = choices_TKR.any(1);
+  Exchange exchange(at::stack({goes_TR.sum(0), choices_TKR.flatten(0, 1).sum(0)}, 1), group);
+  const at::Tensor rank_TR = at::arange(group.size, routing.experts_TK.options()).expand_as(goes_TR);
+  const Permutation slots = make_permutation(rank_TR, goes_TR, {0, group.size});
+  run_beside(local);
+  const Permutation sent = slots.first_rows(exchange.sent_rows());
+  const int64_t rows = exchange.received_sum(1);
+  const TokenRoutePtr route = c10::make_intrusive<ExchangeRoute>(std::move(exchange), sent);
+  const at::Tensor chosen_TK =
+      kept_TK.defined() ? routing.experts_TK.masked_fill(kept_TK.logical_not(), -1) : routing.experts_TK;
+  AsyncTensor experts_UK = route->start(chosen_TK);
+  const at::Tensor probs_UK = bring(routing.probs_TK, route);
+  experts_UK.work.wait();
+  AsyncTensor arriving = route->start(x_TH);
+  return {route,
+          x_TH,
+          std::move(arriving),
+          {experts_UK.tensor, probs_UK},
+          make_permutation(experts_UK.tensor, at::Tensor(), own_experts()).first_rows(rows)};
 }
 
-at::Tensor TokenDispatcher::all_to_all_forward(const Tokens& tokens, const LocalExperts& experts) const {
-  const auto [exchange, sent, experts_R1] = route(tokens);
-  const ExpertRange local = parallel_.local(options_.experts);
-  const at::Tensor x_RH = exchange.forward(permute(tokens.x_TH, sent));
-  const at::Tensor probs_R1 = exchange.forward(permute_slots(tokens.routing.probs_TK, sent).unsqueeze(1));
-  const Permutation received = make_permutation(experts_R1, at::Tensor(), local, experts_R1.numel());
-  const at::Tensor y_RH = experts(permute(x_RH, received), permute_slots(probs_R1, received), received);
-  const at::Tensor returned_RH = exchange.backward(unpermute(y_RH, received, y_RH.scalar_type()));
-  return unpermute(returned_RH, sent, sum_dtype(returned_RH));
+// As many rows of each expert from every rank.
+TokenDispatcher::Arrival TokenDispatcher::exchange_padded(const Tokens& tokens,
+                                                          const LocalWork& local) const {
+  const Group& group = parallel_.experts;
+  const auto& [x_TH, routing, kept_TK, capacity] = tokens;
+  const ExpertRange own = own_experts();
+  const int64_t rows = std::min(capacity * options_.tensor_microbatches, routing.experts_TK.size(0));
+  const Permutation sent = make_padded_permutation(routing.experts_TK, kept_TK, {0, options_.experts}, rows);
+  const auto route_with = [&](std::optional<Permutation> permutation) -> TokenRoutePtr {
+    return c10::make_intrusive<ExchangeRoute>(Exchange(own.count * rows, group), std::move(permutation));
+  };
+  const TokenRoutePtr route = route_with(sent), route_of_rows = route_with(std::nullopt);
+  const at::Tensor probs_U1 = bring(permute_slots(routing.probs_TK, sent).unsqueeze(1), route_of_rows);
+  AsyncTensor arriving = route->start(x_TH);
+  run_beside(local);
+  const at::Tensor own_E = at::arange(own.first, own.first + own.count, routing.experts_TK.options());
+  const at::Tensor experts_U1 = own_E.repeat_interleave(rows).repeat({group.size}).unsqueeze(1);
+  return {route,
+          x_TH,
+          std::move(arriving),
+          {experts_U1, probs_U1},
+          make_permutation(experts_U1, at::Tensor(), own).first_rows(experts_U1.numel())};
 }
 
 }  // namespace teratron

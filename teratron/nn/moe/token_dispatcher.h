@@ -6,23 +6,26 @@
 // ranks of the expert-parallel group
 //
 //   all_gather   every rank gets all tokens and computes those of its experts; results are reduce-scattered
-//   all_to_all   a token's row goes to the ranks of its experts, once per choice, and comes back
+//   all_to_all   a token's row goes to the ranks of its experts, once to each, and their sums come back
+//
+// Of all_gather, copy engines do the transfers where GPUs reach each other.
 //
 // When text is generated, all ranks of both groups have the same tokens (none): each computes its part of its
 // experts' outputs for them, and the parts are summed over both groups. No rank waits for its host.
 //
-// Sums over experts are in fp32 (fp64). With all_to_all, and on one rank, a token's rows are added in
-// ascending order of its experts, with all_gather first those of a rank.
+// Sums over experts are in fp32 (fp64): a token's rows are added in ascending order of its experts, first those
+// of a rank.
 //
 // With padding to capacity an expert has as many rows as the micro-batches of its tokens can give it: their
-// capacities, or all tokens if these are fewer. all_to_all pads what each rank sends.
+// capacities, or all tokens if these are fewer. all_to_all then sends a row per choice and pads what each rank
+// sends.
 #pragma once
 
 #include <functional>
 
-#include "teratron/nn/moe/exchange.h"
 #include "teratron/nn/moe/experts.h"
 #include "teratron/nn/moe/routing.h"
+#include "teratron/nn/moe/token_route.h"
 
 namespace teratron {
 
@@ -41,16 +44,23 @@ struct DispatcherOptions {
 using LocalExperts = std::function<at::Tensor(const at::Tensor& x_RH, const at::Tensor& probs_R,
                                               const Permutation& permutation)>;
 
+/// What the dispatcher runs on this rank, once each.
+struct LocalWork {
+  LocalExperts experts;
+  /// Needs no dispatched tokens: queued while they are on their way. May be null.
+  std::function<void()> beside = {};
+};
+
 class TokenDispatcher {
  public:
   TokenDispatcher(const DispatcherOptions& options, const ExpertParallel& parallel)
       : options_(options), parallel_(parallel) {}
 
   /// The sums over each token's experts, of x [T, H], the same T on all ranks. Differentiable; collective
-  /// over both groups. Waits for the device if tokens are dispatched between expert-parallel ranks without
-  /// padding.
+  /// over both groups. If tokens are dispatched between expert-parallel ranks without padding, the host waits
+  /// for their number.
   at::Tensor forward(const at::Tensor& x_TH, const Routing& routing, const KeptChoices& kept,
-                     const LocalExperts& experts) const;
+                     const LocalWork& local) const;
 
  private:
   struct Tokens {
@@ -59,17 +69,21 @@ class TokenDispatcher {
     at::Tensor kept_TK;
     int64_t capacity = 0;  // of a micro-batch, for padding; 0: none
   };
-  // The rows that go to the ranks of their experts, and the expert of each row that comes.
-  struct Route {
-    Exchange exchange;
-    Permutation sent;
-    at::Tensor experts_R1;
+  // Tokens of all ranks, on their way to this one.
+  struct Arrival {
+    TokenRoutePtr route;
+    at::Tensor x_TH;  // of this rank
+    AsyncTensor arriving;
+    Routing routing;  // of what arrives
+    Permutation permutation;
   };
-  Route route(const Tokens& tokens) const;
-  at::Tensor all_gather_forward(const Tokens& tokens, const LocalExperts& experts) const;
-  at::Tensor all_to_all_forward(const Tokens& tokens, const LocalExperts& experts) const;
-  at::Tensor local_forward(const Tokens& tokens, const LocalExperts& experts) const;
-  Permutation local_permutation(const Tokens& tokens) const;
+  Arrival gather_tokens(const Tokens& tokens, const LocalWork& local) const;
+  Arrival exchange_tokens(const Tokens& tokens, const LocalWork& local) const;
+  Arrival exchange_padded(const Tokens& tokens, const LocalWork& local) const;
+  at::Tensor dispatched_forward(const Tokens& tokens, const LocalWork& local) const;
+  at::Tensor local_forward(const Tokens& tokens, const LocalWork& local) const;
+  Permutation padded_permutation(const Tokens& tokens) const;
+  ExpertRange own_experts() const { return parallel_.local(options_.experts); }
   at::ScalarType sum_dtype(const at::Tensor& x) const;
 
   DispatcherOptions options_;
