@@ -40,13 +40,14 @@ class ExpertBytes {
 
  private:
   void choose_rows(const RankBatch& batch, double tokens_of_microbatch);
+  double ranks_of_token() const;
 
   const TransformerConfig& config_;
   const MoeOptions& options_;
   double element_, logit_, score_;  // bytes of an activation, a logit, a score
   double hidden_, wide_, ffn_;      // bytes of a token; of a row of fc1's output, and of fc2's input
   double experts_, topk_, expert_ranks_;
-  double tokens_, seen_, gathered_;  // T; those of the expert tensor-parallel group; G
+  double tokens_, seen_, gathered_;  // T; those of the expert tensor-parallel group; G, unless rows are sent
   double rows_ = 0, sent_ = 0;       // R; rows that go to other ranks and come from them
   double columns_ = 0;               // of transposes in FP8
   bool exchanges_, pads_, drops_;
@@ -76,10 +77,19 @@ ExpertBytes::ExpertBytes(const TransformerConfig& config, const RankBatch& batch
   wide_ = ffn_ * as_real(parts_of(config.activation));
   // Ranks of the expert tensor-parallel group see each other's tokens, unless all have the same.
   seen_ = tokens_ * (batch.sequence_parallel || batch.tensor_parallel == 1 ? shards : 1.0);
-  gathered_ = seen_ * (exchanges_ ? 1.0 : expert_ranks_);
+  gathered_ = seen_ * (!exchanges_ ? expert_ranks_ : pads_ ? 1.0 : ranks_of_token());
   choose_rows(batch, as_real(batch.batch.samples * batch.batch.sequence_length));
   columns_ =
       as_real(fp8_columns(static_cast<int64_t>(rows_), static_cast<int64_t>(experts_ / expert_ranks_)));
+}
+
+// That have one of its experts, if it chooses all alike.
+double ExpertBytes::ranks_of_token() const {
+  const double experts = experts_ / expert_ranks_;
+  double missed = 1.0;
+  for (double chosen = 0.0; chosen < topk_; ++chosen)
+    missed *= std::max(0.0, 1.0 - experts / (experts_ - chosen));
+  return expert_ranks_ * (1.0 - missed);
 }
 
 void ExpertBytes::choose_rows(const RankBatch& batch, double tokens_of_microbatch) {
@@ -119,15 +129,16 @@ double ExpertBytes::scores() const {
 
 double ExpertBytes::places() const {
   const double slots = gathered_ * topk_;
-  const bool all = expert_ranks_ == 1.0 || exchanges_ ? !drops_ : false;
+  const bool all = expert_ranks_ == 1.0 && !drops_;
   const double rows = exchanges_ ? sent_ : rows_;
   double bytes = slots * index_bytes + (pads_ ? rows : slots) * index_bytes + (all ? 0.0 : slots);
-  if (exchanges_) bytes += 2.0 * rows_ * index_bytes;
+  if (exchanges_)
+    bytes += pads_ ? 2.0 * rows_ * index_bytes : seen_ * expert_ranks_ * (2.0 * index_bytes + 1.0);
   return bytes;
 }
 
 double ExpertBytes::arrived() const {
-  if (exchanges_) return rows();
+  if (exchanges_ && pads_) return rows();
   return gathered_ > tokens_ ? gathered_ * hidden_ : 0.0;
 }
 
@@ -155,8 +166,9 @@ Operator routed(const ExpertBytes& n, double jitter) {
   return op;
 }
 
-// They run after the routed experts, and in backward before them.
-void add_shared(Operator& op, const TransformerConfig& config, const RankSizes& sizes, bool fp8) {
+// They run after the routed experts and in backward before them, or beside the exchange of tokens.
+void add_shared(Operator& op, const TransformerConfig& config, const RankSizes& sizes,
+                const RankBatch& batch) {
   const std::optional<SharedExpertsOptions>& shared = config.experts.options.shared;
   if (!shared) return;
   const double hidden = as_real(config.hidden), ffn = as_real(shared->mlp.ffn_hidden) / sizes.shards;
@@ -167,12 +179,14 @@ void add_shared(Operator& op, const TransformerConfig& config, const RankSizes& 
     op.bytes += gemm.bytes;
   }
   // The input is the router's, unless that has jitter or it is kept in FP8.
-  const double input = sizes.column_input(hidden, fp8);
+  const double input = sizes.column_input(hidden, batch.fp8);
   const bool own_input = config.experts.options.router.jitter > 0.0 || input < sizes.hidden;
-  double saved = sizes.tokens * wide * sizes.element + sizes.row_input(ffn, fp8) + (own_input ? input : 0.0);
+  double saved =
+      sizes.tokens * wide * sizes.element + sizes.row_input(ffn, batch.fp8) + (own_input ? input : 0.0);
   if (shared->gate) saved += sizes.hidden + sizes.local_tokens * sizes.element;
   op.saved += saved;
-  op.forward_peak = std::max(op.forward_peak, op.saved + 2.0 * sizes.hidden);
+  op.forward_peak = batch.expert_parallel > 1 ? op.forward_peak + saved + sizes.hidden
+                                              : std::max(op.forward_peak, op.saved + 2.0 * sizes.hidden);
   op.backward_peak =
       std::max(op.backward_peak + sizes.hidden, op.saved + sizes.tokens * wide * sizes.element);
 }
@@ -186,7 +200,7 @@ std::vector<Operator> experts_operators(const std::string& name, const Transform
   Operator op = routed({config, batch, sizes}, options.router.jitter > 0.0 ? sizes.hidden : 0.0);
   op.name = name;
   op.fp8 = batch.fp8;
-  add_shared(op, config, sizes, batch.fp8);
+  add_shared(op, config, sizes, batch);
   op.forward_peak += sizes.gemm_workspace + sizes.hidden;
   op.backward_peak += sizes.gemm_workspace + 2.0 * sizes.residual_stream;
   if (!options.recompute) return {op};

@@ -76,7 +76,6 @@ Permutation TokenDispatcher::padded_permutation(const Tokens& tokens) const {
 }
 
 at::Tensor TokenDispatcher::local_forward(const Tokens& tokens, const LocalWork& local) const {
-  run_beside(local);
   const auto& [x_TH, routing, kept_TK, capacity] = tokens;
   Permutation permutation = capacity > 0 ? padded_permutation(tokens)
                                          : make_permutation(routing.experts_TK, kept_TK, own_experts());
@@ -84,7 +83,9 @@ at::Tensor TokenDispatcher::local_forward(const Tokens& tokens, const LocalWork&
     permutation = permutation.first_rows(routing.experts_TK.numel());
   const at::Tensor y_RH =
       local.experts(permute(x_TH, permutation), permute_slots(routing.probs_TK, permutation), permutation);
-  return unpermute(y_RH, permutation, sum_dtype(y_RH));
+  const at::Tensor y_TH = unpermute(y_RH, permutation, sum_dtype(y_RH));
+  run_beside(local);
+  return y_TH;
 }
 
 at::Tensor TokenDispatcher::dispatched_forward(const Tokens& tokens, const LocalWork& local) const {
@@ -108,7 +109,7 @@ TokenDispatcher::Arrival TokenDispatcher::gather_tokens(const Tokens& tokens, co
   std::optional<HostCopy> rows;
   if (all.capacity == 0) rows.emplace(choices_of(experts_TK, all.kept_TK, own_experts()).sum());
   const TokenRoutePtr route = c10::make_intrusive<GatherRoute>(group);
-  AsyncTensor arriving = route->start(tokens.x_TH);
+  AsyncTensor arriving = route->start(tokens.x_TH.detach());
   run_beside(local);
   Permutation permutation =
       all.capacity > 0 ? padded_permutation(all) : make_permutation(experts_TK, all.kept_TK, own_experts());
@@ -132,15 +133,13 @@ TokenDispatcher::Arrival TokenDispatcher::exchange_tokens(const Tokens& tokens,
   const TokenRoutePtr route = c10::make_intrusive<ExchangeRoute>(std::move(exchange), sent);
   const at::Tensor chosen_TK =
       kept_TK.defined() ? routing.experts_TK.masked_fill(kept_TK.logical_not(), -1) : routing.experts_TK;
-  AsyncTensor experts_UK = route->start(chosen_TK);
-  const at::Tensor probs_UK = bring(routing.probs_TK, route);
-  experts_UK.work.wait();
-  AsyncTensor arriving = route->start(x_TH);
+  const at::Tensor experts_UK = bring(chosen_TK, route), probs_UK = bring(routing.probs_TK, route);
+  AsyncTensor arriving = route->start(x_TH.detach());
   return {route,
           x_TH,
           std::move(arriving),
-          {experts_UK.tensor, probs_UK},
-          make_permutation(experts_UK.tensor, at::Tensor(), own_experts()).first_rows(rows)};
+          {experts_UK, probs_UK},
+          make_permutation(experts_UK, at::Tensor(), own_experts()).first_rows(rows)};
 }
 
 // As many rows of each expert from every rank.
@@ -156,7 +155,7 @@ TokenDispatcher::Arrival TokenDispatcher::exchange_padded(const Tokens& tokens,
   };
   const TokenRoutePtr route = route_with(sent), route_of_rows = route_with(std::nullopt);
   const at::Tensor probs_U1 = bring(permute_slots(routing.probs_TK, sent).unsqueeze(1), route_of_rows);
-  AsyncTensor arriving = route->start(x_TH);
+  AsyncTensor arriving = route->start(x_TH.detach());
   run_beside(local);
   const at::Tensor own_E = at::arange(own.first, own.first + own.count, routing.experts_TK.options());
   const at::Tensor experts_U1 = own_E.repeat_interleave(rows).repeat({group.size}).unsqueeze(1);
