@@ -3,8 +3,10 @@
 #include <optional>
 
 #include <c10/cuda/CUDAFunctions.h>
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include "teratron/base/error.h"
 #include "teratron/models/gpt/gpt_family.h"
 #include "teratron/testing/models.h"
 #include "teratron/train/device/device.h"
@@ -13,11 +15,19 @@
 namespace teratron {
 namespace {
 
+// The variable of c10::cuda::warning_state() in libtorch: that function is inline, and the program, which loads
+// libtorch's CUDA part itself (cuda_libraries.h), has a variable of its own.
+c10::cuda::WarningState& warning_state() {
+  void* const state = dlsym(RTLD_DEFAULT, "_ZZN3c104cuda13warning_stateEvE14warning_state_");
+  TERATRON_ASSERT(state, "libc10_cuda has no warning_state()");
+  return *static_cast<c10::cuda::WarningState*>(state);
+}
+
 // libtorch throws at every synchronizing call.
 class NoWaiting {
  public:
-  NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }
-  ~NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
+  NoWaiting() { warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }
+  ~NoWaiting() { warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
 };
 
 // `steps` are warm-up: allocation, kernel selection, graph capture.

@@ -14,6 +14,13 @@ namespace {
 
 using Granularity = RecomputeConfig::Granularity;
 
+// Activations are many times the workspace of a GEMM.
+constexpr TestSizes measured_sizes{.hidden = 1024,
+                                   .ffn_hidden = 4096,
+                                   .heads = 8,
+                                   .vocabulary = 1000,
+                                   .padded_vocabulary = 1024,
+                                   .positions = 2048};
 constexpr TestSizes offload_sizes{.hidden = 512,
                                   .ffn_hidden = 2048,
                                   .heads = 8,
@@ -28,8 +35,9 @@ class GpuOffload : public testing::Test {
   }
 };
 
-GPTConfig offload_config(int64_t offloaded, const RecomputeConfig& recompute = {}) {
-  GPTConfig config = llama_config(offload_sizes);
+GPTConfig offload_config(int64_t offloaded, const RecomputeConfig& recompute = {},
+                         const TestSizes& sizes = offload_sizes) {
+  GPTConfig config = llama_config(sizes);
   config.layers = 8;
   config.recompute = recompute;
   config.offload.layers = offloaded;
@@ -109,7 +117,7 @@ TEST_F(GpuOffload, SeveralMicroBatchesAreInFlight) {
 TEST_F(GpuOffload, PeakFallsAsPlanned) {
   for (const RecomputeConfig& recompute : gpu_recompute_configs()) {
     const auto peaks = [&](int64_t layers) {
-      const GPTConfig config = offload_config(layers, recompute);
+      const GPTConfig config = offload_config(layers, recompute, measured_sizes);
       Trained trained(config, at::kBFloat16);
       trained.forward().backward();
       const RankBatch rank{.batch = {.samples = 4, .sequence_length = config.max_positions},
@@ -122,7 +130,10 @@ TEST_F(GpuOffload, PeakFallsAsPlanned) {
       EXPECT_NEAR(offloaded / planned.peak, 1.0, 0.05) << layers << " layers";
       const double fall = planned_kept.peak - planned.peak;
       EXPECT_NEAR(kept - offloaded, fall, 0.1 * fall + 0.02 * planned.peak) << layers << " layers";
-      EXPECT_GT(fall, 0.0);
+      // If three layers are recomputed together, the peak is that of their activations alone.
+      if (recompute.layers < 3) {
+        EXPECT_GT(fall, 0.0);
+      }
     }
   }
 }
