@@ -236,7 +236,7 @@ TEST(WorldsCollectives, ShiftBlocksOfAnySize) {
             at::full({rows_of(group.rank, round), 64}, value_of(group.rank, round, distance), options);
         const at::Tensor received =
             communicator.alloc_symmetric({group.size * 1000, 64}, options).narrow(0, 0, rows_of(from, round));
-        return Block{received, communicator.shift(received, sent, distance), distance};
+        return Block{received, communicator.shift({{received, sent, distance}}), distance};
       };
       for (int64_t round = 0; round < 10; ++round) {
         std::vector<Block> blocks;  // on their way together

@@ -102,11 +102,13 @@ Work Communicator::reduce_scatter_pipelined(at::Tensor output, at::Tensor input,
   return reduce_scatter(std::move(output), std::move(input), op);
 }
 
-Work Communicator::shift(at::Tensor received, at::Tensor sent, int64_t distance) {
-  std::vector<P2POp> ops;
-  if (sent.numel() > 0) ops.push_back({.tensor = std::move(sent), .peer = rank_at(distance), .send = true});
-  if (received.numel() > 0) ops.push_back({.tensor = std::move(received), .peer = rank_at(-distance)});
-  return batch_isend_irecv(std::move(ops));
+Work Communicator::shift(std::vector<ShiftOp> ops) {
+  std::vector<P2POp> messages;
+  for (const auto& [received, sent, distance] : ops) {
+    if (sent.numel() > 0) messages.push_back({.tensor = sent, .peer = rank_at(distance), .send = true});
+    if (received.numel() > 0) messages.push_back({.tensor = received, .peer = rank_at(-distance)});
+  }
+  return batch_isend_irecv(std::move(messages));
 }
 
 int64_t Communicator::rank_at(int64_t distance) const {

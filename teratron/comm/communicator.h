@@ -41,6 +41,15 @@ struct P2POp {
   bool send = false;
 };
 
+/// A block to the rank `distance` after this one in the ring of ranks, and one from the rank as far before.
+/// Sizes may differ between ranks, and be zero. `received` must be the beginning of a tensor of
+/// alloc_symmetric() that is large enough for what any rank receives.
+struct ShiftOp {
+  at::Tensor received;
+  at::Tensor sent;
+  int64_t distance = 0;
+};
+
 class Communicator : public HostGroup {
  public:
   // Tensors must be contiguous. On CPU ranks, reductions run in rank order and bf16 and fp16 accumulate in
@@ -61,11 +70,10 @@ class Communicator : public HostGroup {
   virtual Work all_to_all(at::Tensor output, at::Tensor input) = 0;
   /// Runs all operations concurrently. Sends are buffered, so two ranks may send to each other.
   virtual Work batch_isend_irecv(std::vector<P2POp> ops) = 0;
-  /// Every rank sends to the rank `distance` after it, in the ring of ranks, and receives from the one as far
-  /// before it. Sizes may differ between ranks, and be zero. `received` must be the beginning of a tensor of
-  /// alloc_symmetric() that is large enough for what any rank receives: into symmetric memory copy engines
-  /// send, which need no SMs and so run beside attention, otherwise batch_isend_irecv() does.
-  virtual Work shift(at::Tensor received, at::Tensor sent, int64_t distance);
+  /// Every rank sends to the ranks at these distances after it and receives from those as far before it. Into
+  /// symmetric memory copy engines send, which need no SMs and so run beside attention, otherwise
+  /// batch_isend_irecv() does.
+  virtual Work shift(std::vector<ShiftOp> ops);
   /// Allocates the output of a shift, or of an all_gather whose input is this rank's slice of it, for use on
   /// the current stream only. If all GPUs of the group can access each other's memory, it is symmetric memory
   /// and copy engines run the collective, which then overlaps GEMMs. Ranks must allocate the same sizes, and

@@ -41,8 +41,8 @@ class ForwardingCommunicator : public Communicator {
   Work batch_isend_irecv(std::vector<P2POp> ops) override {
     return start("messages", [&] { return inner_->batch_isend_irecv(std::move(ops)); });
   }
-  Work shift(at::Tensor received, at::Tensor sent, int64_t distance) override {
-    return start("shift", [&] { return inner_->shift(received, sent, distance); });
+  Work shift(std::vector<ShiftOp> ops) override {
+    return start("shift", [&] { return inner_->shift(std::move(ops)); });
   }
 
   at::Tensor alloc_symmetric(at::IntArrayRef sizes, const at::TensorOptions& options) override {

@@ -62,8 +62,8 @@ class DeferredCommunicator final : public ForwardingCommunicator {
                                 const ProduceParts& produce) override {
     return Communicator::reduce_scatter_pipelined(output, input, op, produce);  // by reduce_scatter()
   }
-  Work shift(at::Tensor received, at::Tensor sent, int64_t distance) override {
-    return Communicator::shift(received, sent, distance);  // by batch_isend_irecv()
+  Work shift(std::vector<ShiftOp> ops) override {
+    return Communicator::shift(std::move(ops));  // by batch_isend_irecv()
   }
 
  private:

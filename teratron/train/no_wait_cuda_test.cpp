@@ -15,8 +15,8 @@
 namespace teratron {
 namespace {
 
-// The variable of c10::cuda::warning_state() in libtorch: that function is inline, and the program, which loads
-// libtorch's CUDA part itself (cuda_libraries.h), has a variable of its own.
+// That of libtorch. Its function is inline, and a program that loads CUDA's libraries (cuda_libraries.h) has
+// a second variable.
 c10::cuda::WarningState& warning_state() {
   void* const state = dlsym(RTLD_DEFAULT, "_ZZN3c104cuda13warning_stateEvE14warning_state_");
   TERATRON_ASSERT(state, "libc10_cuda has no warning_state()");

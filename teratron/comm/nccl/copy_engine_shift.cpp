@@ -9,14 +9,17 @@ namespace teratron {
 
 CopyEngineShift::CopyEngineShift(SymmetricMemory& memory, int64_t rank, int64_t size)
     : memory_(memory),
+      rank_(rank),
+      size_(size),
       barrier_(memory, rank, size),
       stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true)) {}
 
-void CopyEngineShift::shift(const at::Tensor& received, const at::Tensor& sent, int64_t to) {
-  TERATRON_ASSERT(received.is_contiguous() && sent.is_contiguous());
+void CopyEngineShift::shift(const std::vector<ShiftOp>& ops) {
   barrier_.enter(stream_);  // all ranks can receive
-  if (sent.numel() > 0) {
-    std::byte* const place = memory_.peer_ptr(received, to);
+  for (const auto& [received, sent, distance] : ops) {
+    TERATRON_ASSERT(received.is_contiguous() && sent.is_contiguous());
+    if (sent.numel() == 0) continue;
+    std::byte* const place = memory_.peer_ptr(received, ((rank_ + distance) % size_ + size_) % size_);
     C10_CUDA_CHECK(
         cudaMemcpyAsync(place, sent.const_data_ptr(), sent.nbytes(), cudaMemcpyDeviceToDevice, stream_));
   }

@@ -13,13 +13,14 @@ class CopyEngineShift {
  public:
   /// Collective. `memory` must be available.
   CopyEngineShift(SymmetricMemory& memory, int64_t rank, int64_t size);
-  /// Communicator::shift(), to rank `to`, on stream().
-  void shift(const at::Tensor& received, const at::Tensor& sent, int64_t to);
+  /// Communicator::shift(), on stream().
+  void shift(const std::vector<ShiftOp>& ops);
   /// Its own, so that a block does not wait for a collective of gradients.
   const c10::cuda::CUDAStream& stream() const { return stream_; }
 
  private:
   SymmetricMemory& memory_;
+  int64_t rank_, size_;
   StreamBarrier barrier_;
   c10::cuda::CUDAStream stream_;
 };

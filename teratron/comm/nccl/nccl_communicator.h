@@ -39,7 +39,7 @@ class NcclCommunicator final : public Communicator, public PartRecorder {
   Work broadcast(at::Tensor tensor, int64_t root) override;
   Work all_to_all(at::Tensor output, at::Tensor input) override;
   Work batch_isend_irecv(std::vector<P2POp> ops) override;
-  Work shift(at::Tensor received, at::Tensor sent, int64_t distance) override;
+  Work shift(std::vector<ShiftOp> ops) override;
   void send_bytes(int64_t to, const std::string& bytes) override;
   std::string receive_bytes(int64_t from) override;
   std::vector<std::string> all_gather_bytes(const std::string& bytes) override;

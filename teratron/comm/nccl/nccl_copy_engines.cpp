@@ -96,17 +96,25 @@ CopyEngineShift* NcclCommunicator::copy_engine_shift() {
   return copy_engine_shift_ ? &*copy_engine_shift_ : nullptr;
 }
 
-Work NcclCommunicator::shift(at::Tensor received, at::Tensor sent, int64_t distance) {
-  if (received.is_cpu()) return host_->shift(received, sent, distance);
+Work NcclCommunicator::shift(std::vector<ShiftOp> ops) {
+  if (ops.empty()) return {};
+  if (ops[0].received.is_cpu()) return host_->shift(std::move(ops));
   CopyEngineShift* const copy_engines = copy_engine_shift();
-  if (!copy_engines) return Communicator::shift(received, sent, distance);
+  if (!copy_engines) return Communicator::shift(std::move(ops));
+  std::vector<at::Tensor> tensors;
+  std::vector<int64_t> distances;
+  for (const auto& [received, sent, distance] : ops) {
+    tensors.insert(tensors.end(), {received, sent});
+    distances.push_back(distance);
+  }
   // Ranks may send different sizes.
-  const CollectiveFingerprint fingerprint = of_part({.operation = fmt::format("shift by {}", distance)});
+  const CollectiveFingerprint fingerprint =
+      of_part({.operation = fmt::format("shift by {}", fmt::join(distances, ", "))});
   const auto enqueue = [&](ncclComm_t, cudaStream_t) {
-    copy_engines->shift(received, sent, rank_at(distance));
+    copy_engines->shift(ops);
     return ncclSuccess;
   };
-  return collective(fingerprint, {received, sent}, enqueue, copy_engines->stream());
+  return collective(fingerprint, std::move(tensors), enqueue, copy_engines->stream());
 }
 
 }  // namespace teratron

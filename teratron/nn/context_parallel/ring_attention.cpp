@@ -125,7 +125,7 @@ Arriving shift(const RingLayout& layout, const at::Tensor& sent_kv, int64_t rows
   std::vector<int64_t> sizes = sent_kv.sizes().vec();
   sizes[0] = layout.rows();  // on all ranks, whatever arrives
   const at::Tensor received = communicator.alloc_symmetric(sizes, sent_kv.options()).narrow(0, 0, rows);
-  return {received, communicator.shift(received, sent_kv, distance)};
+  return {received, communicator.shift({{received, sent_kv, distance}})};
 }
 
 // The keys and values of each step in turn, fetched during the step before.

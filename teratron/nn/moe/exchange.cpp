@@ -10,60 +10,68 @@ namespace {
 
 using Counts = std::vector<int64_t>;
 
-int64_t sum(const Counts& counts) {
-  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
-}
-
 Counts as_vector(const at::Tensor& x) {
   const at::Tensor counts = x.contiguous();
   return {counts.const_data_ptr<int64_t>(), counts.const_data_ptr<int64_t>() + counts.numel()};
 }
 
+// The first row of each rank's part, and the number of all rows.
+Counts begins_of(const Counts& counts) {
+  Counts begins(counts.size() + 1, 0);
+  std::inclusive_scan(counts.begin(), counts.end(), begins.begin() + 1);
+  return begins;
+}
+
+// Rows [sent[rank], sent[rank + 1]) go to a rank, [received[rank], received[rank + 1]) come from it.
 AsyncTensor start_exchange(const at::Tensor& x_RW, const Counts& sent, const Counts& received,
-                           const Group& group) {
-  const at::Tensor x = x_RW.contiguous();
-  const at::Tensor y = at::empty({sum(received), x.size(1)}, x.options());
-  std::vector<P2POp> operations;
-  int64_t from = 0, to = 0;
-  for (int64_t rank = 0; rank < group.size; ++rank) {
+                           const Exchange::Ranks& ranks) {
+  const Group& group = ranks.group;
+  const at::Tensor x = x_RW.contiguous(), y = at::empty({received.back(), x.size(1)}, x.options());
+  const auto part = [](const at::Tensor& rows, const Counts& begins, int64_t rank) {
     const auto r = static_cast<size_t>(rank);
-    const at::Tensor out = x.narrow(0, from, sent[r]), in = y.narrow(0, to, received[r]);
-    from += sent[r];
-    to += received[r];
-    if (rank == group.rank) {
-      in.copy_(out);
-      continue;
-    }
-    if (out.numel() > 0) operations.push_back({out, rank, /*send=*/true});
-    if (in.numel() > 0) operations.push_back({in, rank, /*send=*/false});
+    return rows.slice(0, begins[r], begins[r + 1]);
+  };
+  std::vector<ShiftOp> ops;
+  std::vector<at::Tensor> places;
+  for (int64_t distance = 1; distance < group.size; ++distance) {
+    const int64_t to = group.communicator->rank_at(distance), from = group.communicator->rank_at(-distance);
+    places.push_back(part(y, received, from));
+    const at::Tensor window = group.communicator->alloc_symmetric({ranks.most_rows, x.size(1)}, x.options());
+    ops.push_back({window.narrow(0, 0, places.back().size(0)), part(x, sent, to), distance});
   }
-  if (operations.empty()) return {y};
-  return {y, group.communicator->batch_isend_irecv(std::move(operations))};
+  Work arrival = group.communicator->shift(ops);
+  part(y, received, group.rank).copy_(part(x, sent, group.rank));
+  return {y, Work([ops = std::move(ops), places = std::move(places), arrival]() mutable {
+            arrival.wait();
+            for (size_t i = 0; i < ops.size(); ++i) places[i].copy_(ops[i].received);
+          })};
 }
 
 }  // namespace
 
-Exchange::Exchange(const at::Tensor& counts, const Group& group) : group_(group) {
+Exchange::Exchange(const at::Tensor& counts, const Ranks& ranks) : ranks_(ranks) {
   const at::Tensor both = at::stack({counts, counts});
-  group.communicator->all_to_all(both.select(0, 1), both.select(0, 0)).wait();
+  ranks.group.communicator->all_to_all(both.select(0, 1), both.select(0, 0)).wait();
   counts_.emplace(both);
 }
 
-Exchange::Exchange(int64_t rows_per_rank, const Group& group)
-    : group_(group), sent_(static_cast<size_t>(group.size), rows_per_rank), received_(sent_) {}
+Exchange::Exchange(const Ranks& ranks)
+    : ranks_(ranks),
+      sent_(begins_of(Counts(static_cast<size_t>(ranks.group.size), ranks.most_rows))),
+      received_(sent_) {}
 
 void Exchange::await_counts() {
   if (!counts_) return;
   const at::Tensor sent = counts_->wait().select(0, 0), received = counts_->wait().select(0, 1);
-  sent_ = as_vector(sent.select(1, 0));
-  received_ = as_vector(received.select(1, 0));
+  sent_ = begins_of(as_vector(sent.select(1, 0)));
+  received_ = begins_of(as_vector(received.select(1, 0)));
   received_sums_ = as_vector(received.sum(0));
   counts_.reset();
 }
 
 int64_t Exchange::sent_rows() {
   await_counts();
-  return sum(sent_);
+  return sent_.back();
 }
 
 int64_t Exchange::received_sum(int64_t column) {
@@ -73,12 +81,12 @@ int64_t Exchange::received_sum(int64_t column) {
 
 AsyncTensor Exchange::start(const at::Tensor& x_RW) {
   await_counts();
-  return start_exchange(x_RW, sent_, received_, group_);
+  return start_exchange(x_RW, sent_, received_, ranks_);
 }
 
 AsyncTensor Exchange::start_back(const at::Tensor& x_RW) {
   await_counts();
-  return start_exchange(x_RW, received_, sent_, group_);
+  return start_exchange(x_RW, received_, sent_, ranks_);
 }
 
 }  // namespace teratron

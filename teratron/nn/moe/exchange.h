@@ -11,11 +11,15 @@ namespace teratron {
 
 class Exchange {
  public:
+  struct Ranks {
+    Group group;
+    int64_t most_rows = 0;  // from any rank to any other
+  };
   /// `counts`: i64 [ranks, N]; column 0: rows that this rank sends to each. Collective. The first use of the
   /// result waits until the counts are on the host.
-  Exchange(const at::Tensor& counts, const Group& group);
-  /// As many rows between all. Not collective, does not wait.
-  Exchange(int64_t rows_per_rank, const Group& group);
+  Exchange(const at::Tensor& counts, const Ranks& ranks);
+  /// `most_rows` between all ranks. Not collective, does not wait.
+  explicit Exchange(const Ranks& ranks);
 
   int64_t sent_rows();
   /// Of what all ranks have in this column of their counts for this one.
@@ -28,9 +32,9 @@ class Exchange {
  private:
   void await_counts();
 
-  Group group_;
-  std::optional<HostCopy> counts_;  // [2, ranks, N], sent and received, on their way
-  std::vector<int64_t> sent_, received_;
+  Ranks ranks_;
+  std::optional<HostCopy> counts_;        // [2, ranks, N], sent and received, on their way
+  std::vector<int64_t> sent_, received_;  // where the rows of each rank begin; the last: all rows
   std::vector<int64_t> received_sums_;
 };
 

@@ -37,7 +37,7 @@ at::Tensor choices_by_rank(const at::Tensor& experts_TK, const at::Tensor& kept_
 
 }  // namespace
 
-// The parts of tensor-parallel ranks, or of all if tokens are not dispatched, are rounded after they are added.
+// Parts of tensor-parallel ranks, or of all if tokens are not dispatched, are rounded after they are added.
 at::ScalarType TokenDispatcher::sum_dtype(const at::Tensor& x) const {
   const Group& group = options_.kind == TokenDispatch::none ? parallel_.both : parallel_.tensor;
   return group.size > 1 ? main_grad_dtype(x.scalar_type()) : x.scalar_type();
@@ -124,7 +124,7 @@ TokenDispatcher::Arrival TokenDispatcher::exchange_tokens(const Tokens& tokens,
   const at::Tensor choices_TKR =
       choices_by_rank(routing.experts_TK, kept_TK, own_experts().count, group.size);
   const at::Tensor goes_TR = choices_TKR.any(1);
-  Exchange exchange(at::stack({goes_TR.sum(0), choices_TKR.flatten(0, 1).sum(0)}, 1), group);
+  Exchange exchange(at::stack({goes_TR.sum(0), choices_TKR.flatten(0, 1).sum(0)}, 1), {group, x_TH.size(0)});
   const at::Tensor rank_TR = at::arange(group.size, routing.experts_TK.options()).expand_as(goes_TR);
   const Permutation slots = make_permutation(rank_TR, goes_TR, {0, group.size});
   run_beside(local);
@@ -151,7 +151,7 @@ TokenDispatcher::Arrival TokenDispatcher::exchange_padded(const Tokens& tokens,
   const int64_t rows = std::min(capacity * options_.tensor_microbatches, routing.experts_TK.size(0));
   const Permutation sent = make_padded_permutation(routing.experts_TK, kept_TK, {0, options_.experts}, rows);
   const auto route_with = [&](std::optional<Permutation> permutation) -> TokenRoutePtr {
-    return c10::make_intrusive<ExchangeRoute>(Exchange(own.count * rows, group), std::move(permutation));
+    return c10::make_intrusive<ExchangeRoute>(Exchange({group, own.count * rows}), std::move(permutation));
   };
   const TokenRoutePtr route = route_with(sent), route_of_rows = route_with(std::nullopt);
   const at::Tensor probs_U1 = bring(permute_slots(routing.probs_TK, sent).unsqueeze(1), route_of_rows);

@@ -8,17 +8,17 @@
 //   all_gather   every rank gets all tokens and computes those of its experts; results are reduce-scattered
 //   all_to_all   a token's row goes to the ranks of its experts, once to each, and their sums come back
 //
-// Of all_gather, copy engines do the transfers where GPUs reach each other.
+// Copy engines do the transfers where GPUs reach each other.
 //
 // When text is generated, all ranks of both groups have the same tokens (none): each computes its part of its
 // experts' outputs for them, and the parts are summed over both groups. No rank waits for its host.
 //
-// Sums over experts are in fp32 (fp64): a token's rows are added in ascending order of its experts, first those
-// of a rank.
+// Sums over experts are in fp32 (fp64): a token's rows are added in ascending order of its experts, first
+// those of a rank.
 //
 // With padding to capacity an expert has as many rows as the micro-batches of its tokens can give it: their
-// capacities, or all tokens if these are fewer. all_to_all then sends a row per choice and pads what each rank
-// sends.
+// capacities, or all tokens if these are fewer. all_to_all then sends a row per choice and pads what each
+// rank sends.
 #pragma once
 
 #include <functional>
