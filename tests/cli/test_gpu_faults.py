@@ -72,8 +72,14 @@ def log_of(run, rank):
     return (run / "logs" / f"rank-{rank}.log").read_text()
 
 
-def test_fault_01_killed_rank(tmp_path):
-    process, pids = running(tmp_path)
+EXPERTS = {name: ["--tp", "1", "--num-experts", "4", "--expert-model-parallel-size", "2", "--moe-token-dispatcher-type", name]
+           for name in ("allgather", "alltoall")}
+LAYOUTS = {"tp2": [], "cp2": ["--tp", "1", "--cp", "2", "--attention-dropout", "0"], **EXPERTS}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fault_01_killed_rank(tmp_path, layout):
+    process, pids = running(tmp_path, *LAYOUTS[layout])
     os.kill(pids[1], signal.SIGKILL)
     errors = ends(process, 5, within=15)
     assert re.search(rf"error: rank 1 \(pid {pids[1]} on \S+\) was killed by signal 9 \(SIGKILL\), the first to fail, "
@@ -92,9 +98,9 @@ def test_fault_01_restart_resumes_bitwise(tmp_path):
     assert curve(tmp_path / "broken") == curve(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("layout", [[], ["--tp", "1", "--cp", "2", "--attention-dropout", "0"]])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_fault_05_stopped_rank(tmp_path, layout):
-    process, pids = running(tmp_path, "--distributed-timeout-seconds-after-init", 3, *layout)
+    process, pids = running(tmp_path, "--distributed-timeout-seconds-after-init", 3, *LAYOUTS[layout])
     os.kill(pids[1], signal.SIGSTOP)
     errors = ends(process, 5, within=25)
     assert re.search(rf"timed out after 3 s: rank 1 \(pid {pids[1]} on \S+\) does not answer: it is stopped", errors)

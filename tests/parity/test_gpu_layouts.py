@@ -1,4 +1,4 @@
-"""Curves of 50 steps on four GPUs are those of one GPU with the same micro-batches: T5, BERT and experts."""
+"""Curves of 50 steps on several GPUs are those of one GPU with the same micro-batches: T5, BERT and experts."""
 
 import functools
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import gpu_training
-from gpu_training import MOCK, NO_DROPOUT, close
+from gpu_training import MOCK, NO_DROPOUT, close, two_gpus
 
-pytestmark = [*gpu_training.needs_gpu, pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs")]
+pytestmark = [*gpu_training.needs_gpu, two_gpus]
 SHARDED = ["--use-distributed-optimizer", "--overlap-param-gather"]
 EXPERTS = ["--num-experts", "8", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "128", "--moe-aux-loss-coeff", "1e-2",
            "--moe-router-dtype", "fp32", "--moe-grouped-gemm", "--swiglu", "--disable-bias-linear", "--normalization", "RMSNorm",
@@ -19,6 +19,7 @@ FAMILIES = {
     "bert": ("bert", ["--num-layers", "8", "--seq-length", "128"]),
     "experts": ("gpt", ["--num-layers", "4", "--seq-length", "128", *EXPERTS]),
 }
+ALL_TO_ALL = ["--moe-token-dispatcher-type", "alltoall"]
 TWO_BY_TWO = ["--tensor-model-parallel-size", "2", "--sequence-parallel", "--pipeline-model-parallel-size", "2"]
 LAYOUTS = {
     "t5": {
@@ -33,9 +34,14 @@ LAYOUTS = {
     },
     "experts": {
         "ep4": ["--expert-model-parallel-size", "4", *SHARDED],
-        "ep4-allgather": ["--expert-model-parallel-size", "4", "--moe-token-dispatcher-type", "allgather", *SHARDED],
+        "ep4-alltoall": ["--expert-model-parallel-size", "4", *ALL_TO_ALL, *SHARDED],
         "ep2-tp2": ["--expert-model-parallel-size", "2", *TWO_BY_TWO[:3], *SHARDED],
         "ep2-pp2": ["--expert-model-parallel-size", "2", *TWO_BY_TWO[3:], *SHARDED],
+        "two-ep2": ["--expert-model-parallel-size", "2", *SHARDED],
+        "two-ep2-alltoall": ["--expert-model-parallel-size", "2", *ALL_TO_ALL, *SHARDED],
+        "two-ep2-padded": ["--expert-model-parallel-size", "2", *ALL_TO_ALL, "--moe-expert-capacity-factor", "8",
+                           "--moe-pad-expert-input-to-capacity"],
+        "two-tp2-ep2": ["--expert-model-parallel-size", "2", *TWO_BY_TWO[:3], *ALL_TO_ALL],
     },
 }
 WIDE = ["--hidden-size", "256", "--max-position-embeddings", "128", "--micro-batch-size", "2", "--global-batch-size", "16",
@@ -58,8 +64,11 @@ def one_gpu(tmp_path_factory):
 
 @pytest.mark.parametrize("precision", sorted(PRECISIONS))
 @pytest.mark.parametrize("family, layout", [(family, layout) for family in LAYOUTS for layout in LAYOUTS[family]])
-def test_four_gpus_follow_one(tmp_path, one_gpu, family, layout, precision):
+def test_several_gpus_follow_one(tmp_path, one_gpu, family, layout, precision):
+    gpus = 2 if layout.startswith("two-") else 4
+    if torch.cuda.device_count() < gpus:
+        pytest.skip(f"needs {gpus} GPUs")
     command, flags, expected = one_gpu(family, precision)
     assert len(expected) == 50
-    four = gpu_training.train(command, [], tmp_path, "four", *flags, *LAYOUTS[family][layout], gpus=4)
-    close(four, expected, rel=PRECISIONS[precision][1])
+    several = gpu_training.train(command, [], tmp_path, "several", *flags, *LAYOUTS[family][layout], gpus=gpus)
+    close(several, expected, rel=PRECISIONS[precision][1])
