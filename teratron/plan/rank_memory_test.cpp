@@ -97,6 +97,24 @@ TEST(RankMemory, CountsTheWindowsOfContextParallelism) {
   EXPECT_NEAR(step(2, "all_gather"), 0.0, 1.0);
 }
 
+/// Of tokens and gradients in bf16, and of sums in fp32.
+TEST(RankMemory, CountsTheWindowsOfExperts) {
+  const auto temporary = [](int64_t samples, const std::string& dispatcher) {
+    return memory_of({"--bf16", "--num-experts", "8", "--ep", "2", "--moe-token-dispatcher-type", dispatcher,
+                      "--micro-batch-size", std::to_string(samples)},
+                     2)
+        .temporary;
+  };
+  const auto step = [&](double mebibytes_per_sample, const std::string& dispatcher) {
+    const auto most = static_cast<int64_t>(4.0 / mebibytes_per_sample);
+    return temporary(most + 1, dispatcher) - 2.0 * temporary(most, dispatcher) +
+           temporary(most - 1, dispatcher);
+  };
+  constexpr double mebibyte = 1024.0 * 1024.0, sample = 2.0 * 32 * 64 / mebibyte;
+  EXPECT_NEAR(step(2.0 * sample, "allgather"), (4.0 + 4.0 + 8.0) * mebibyte, 1.0);
+  EXPECT_NEAR(step(sample, "alltoall"), (4.0 + 8.0) * mebibyte, 1.0);
+}
+
 // Experts are divided over expert-parallel ranks, and their optimizer state over the others.
 TEST(RankMemory, CountsTheExpertsOfARank) {
   const Args flags = {"--num-experts",         "8",        "--moe-ffn-hidden-size",      "32",

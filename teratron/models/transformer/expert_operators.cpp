@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "teratron/comm/nccl/symmetric_pool.h"
 #include "teratron/kernels/fp8/fp8.h"
 
 namespace teratron {
@@ -36,6 +37,8 @@ class ExpertBytes {
   /// Sums over a token's experts, fp32, and the part that is added.
   double sums() const { return gathered_ * hidden_ * (1.0 + std::max(4.0 / element_, 1.0)); }
   double weights() const;
+  /// Symmetric memory in which tokens, gradients and sums in fp32 arrive; it is kept.
+  double windows() const;
   double flops() const;
 
  private:
@@ -146,6 +149,21 @@ double ExpertBytes::weights() const {
   return experts_ / expert_ranks_ * as_real(config_.hidden) * (wide_ + ffn_);
 }
 
+double ExpertBytes::windows() const {
+  if (expert_ranks_ == 1.0) return 0.0;
+  const auto window = [](double bytes) {
+    return static_cast<double>(SymmetricPool::round_size(static_cast<size_t>(bytes)));
+  };
+  const double wide = std::max(4.0 / element_, 1.0);
+  if (exchanges_) {
+    const double bytes = (pads_ ? sent_ / expert_ranks_ : seen_) * hidden_;
+    return (expert_ranks_ - 1.0) * (window(bytes) + (wide > 1.0 ? window(wide * bytes) : 0.0));
+  }
+  // An all-gather's, and those of the reduce-scatters of forward and backward.
+  const double bytes = expert_ranks_ * seen_ * hidden_;
+  return 2.0 * window(bytes) + (wide > 1.0 ? window(wide * bytes) : 0.0);
+}
+
 // Padding does not count.
 double ExpertBytes::flops() const {
   return 2.0 * seen_ * topk_ * as_real(config_.hidden) * (wide_ + ffn_) / element_;
@@ -197,7 +215,9 @@ std::vector<Operator> experts_operators(const std::string& name, const Transform
                                         const RankBatch& batch, int64_t layer) {
   const MoeOptions& options = config.experts.options;
   const RankSizes sizes(config, batch);
-  Operator op = routed({config, batch, sizes}, options.router.jitter > 0.0 ? sizes.hidden : 0.0);
+  const ExpertBytes bytes(config, batch, sizes);
+  Operator op = routed(bytes, options.router.jitter > 0.0 ? sizes.hidden : 0.0);
+  op.windows = bytes.windows();
   op.name = name;
   op.fp8 = batch.fp8;
   add_shared(op, config, sizes, batch);

@@ -15,12 +15,12 @@ namespace {
 using Granularity = RecomputeConfig::Granularity;
 
 // Activations are many times the workspace of a GEMM.
-constexpr TestSizes measured_sizes{.hidden = 1024,
-                                   .ffn_hidden = 4096,
-                                   .heads = 8,
-                                   .vocabulary = 1000,
-                                   .padded_vocabulary = 1024,
-                                   .positions = 2048};
+constexpr TestSizes peak_sizes{.hidden = 1024,
+                               .ffn_hidden = 4096,
+                               .heads = 8,
+                               .vocabulary = 1000,
+                               .padded_vocabulary = 1024,
+                               .positions = 2048};
 constexpr TestSizes offload_sizes{.hidden = 512,
                                   .ffn_hidden = 2048,
                                   .heads = 8,
@@ -117,7 +117,7 @@ TEST_F(GpuOffload, SeveralMicroBatchesAreInFlight) {
 TEST_F(GpuOffload, PeakFallsAsPlanned) {
   for (const RecomputeConfig& recompute : gpu_recompute_configs()) {
     const auto peaks = [&](int64_t layers) {
-      const GPTConfig config = offload_config(layers, recompute, measured_sizes);
+      const GPTConfig config = offload_config(layers, recompute, peak_sizes);
       Trained trained(config, at::kBFloat16);
       trained.forward().backward();
       const RankBatch rank{.batch = {.samples = 4, .sequence_length = config.max_positions},
