@@ -5,7 +5,7 @@
 // multiply, store 64 rows of the tile in shared memory and let TMA write them or add them to what is there,
 // while they multiply the next tile. Rows after the end of the group are zeroed in shared memory.
 // Memory is busy while a tile is multiplied, too: the producer prefetches into L2 the gradients to which the
-// tile will be added, and the rows of the next tile.
+// tile will be added.
 #include "teratron/kernels/grouped_gemm/grouped_gemm_launch.cuh"
 
 namespace teratron::cuda {
@@ -118,14 +118,6 @@ __device__ void load_rows(const Params& p, Shared& shared, const Tile& tile, int
   }
 }
 
-/// The same rows into L2, by the first tiles of those that share dy and x.
-__device__ void prefetch_rows(const Params& p, const Tile& tile, int row) {
-  for (int i = 0; i < tile_rows / swizzle_values && tile.column == 0; ++i)
-    tma_prefetch(Box{p.dy, tile.row + i * swizzle_values, row});
-  for (int i = 0; i < own_blocks && tile.row < pair_rows; ++i)
-    tma_prefetch(Box{p.x, tile.column + own_block(i) * swizzle_values, row});
-}
-
 /// Boxes [begin, end) of the gradients of a tile into L2.
 __device__ void prefetch_gradients(const Params& p, const Tile& tile, int begin, int end) {
   for (int i = begin; i < min(end, 2 * store_boxes); ++i) {
@@ -137,16 +129,13 @@ __device__ void prefetch_gradients(const Params& p, const Tile& tile, int begin,
 
 __device__ void load_operands(const Params& p, Shared& shared) {
   PipelineState<stages> pipeline;
-  for (Tiles tiles(p); tiles.more();) {
+  for (Tiles tiles(p); tiles.more(); tiles.next()) {
     const Tile tile = tiles.tile();
-    tiles.next();
-    const Tile next = tiles.more() ? tiles.tile() : Tile{};
     const int boxes = p.add ? (2 * store_boxes - 1) / max(tile.steps(), 1) + 1 : 0;  // per step
     for (int step = 0; step < tile.steps(); ++step, pipeline.next()) {
       mbarrier_wait(shared_address(&shared.barriers.empty[pipeline.stage()]), pipeline.phase() ^ 1);
       load_rows(p, shared, tile, tile.begin + step * tile_k, pipeline.stage());
       prefetch_gradients(p, tile, step * boxes, (step + 1) * boxes);
-      if (step < next.steps()) prefetch_rows(p, next, next.begin + step * tile_k);
     }
   }
 }

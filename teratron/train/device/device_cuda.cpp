@@ -19,10 +19,10 @@ std::string cuda_text(int version) {
 }
 
 cudaDeviceProp properties_of(at::Device device) {
+  const int index = device.has_index() ? device.index() : c10::cuda::current_device();
   cudaDeviceProp properties{};
-  if (cudaGetDeviceProperties(&properties, device.index()) != cudaSuccess) {
-    throw Fault(fmt::format("GPU {} does not answer", static_cast<int>(device.index())));
-  }
+  if (cudaGetDeviceProperties(&properties, index) != cudaSuccess)
+    throw Fault(fmt::format("GPU {} does not answer", index));
   return properties;
 }
 
