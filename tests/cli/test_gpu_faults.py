@@ -72,7 +72,8 @@ def log_of(run, rank):
     return (run / "logs" / f"rank-{rank}.log").read_text()
 
 
-EXPERTS = {name: ["--tp", "1", "--num-experts", "4", "--expert-model-parallel-size", "2", "--moe-token-dispatcher-type", name]
+EXPERTS = {name: ["--tp", "1", "--num-experts", "4", "--expert-model-parallel-size", "2", "--moe-token-dispatcher-type", name,
+                  "--micro-batch-size", "1"]
            for name in ("allgather", "alltoall")}
 LAYOUTS = {"tp2": [], "cp2": ["--tp", "1", "--cp", "2", "--attention-dropout", "0"], **EXPERTS}
 

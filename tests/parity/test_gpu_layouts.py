@@ -41,7 +41,7 @@ LAYOUTS = {
         "two-ep2-alltoall": ["--expert-model-parallel-size", "2", *ALL_TO_ALL, *SHARDED],
         "two-ep2-padded": ["--expert-model-parallel-size", "2", *ALL_TO_ALL, "--moe-expert-capacity-factor", "8",
                            "--moe-pad-expert-input-to-capacity"],
-        "two-tp2-ep2": ["--expert-model-parallel-size", "2", *TWO_BY_TWO[:3], *ALL_TO_ALL],
+        "two-tp2-ep2": ["--expert-model-parallel-size", "2", "--expert-tensor-parallel-size", "1", *TWO_BY_TWO[:3], *ALL_TO_ALL],
     },
 }
 WIDE = ["--hidden-size", "256", "--max-position-embeddings", "128", "--micro-batch-size", "2", "--global-batch-size", "16",

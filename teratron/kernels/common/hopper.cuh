@@ -150,11 +150,6 @@ __device__ inline void tma_load_multicast(uint16_t blocks, SharedAddress to, con
 }
 
 /// Fetches a box into the L2 cache.
-__device__ inline void tma_prefetch(const Box& box) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(&box.matrix),
-               "r"(box.column), "r"(box.row)
-               : "memory");
-}
 __device__ inline void tma_prefetch(const StackBox& box) {
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&box.matrices),
                "r"(box.column), "r"(box.row), "r"(box.index)
