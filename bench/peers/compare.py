@@ -230,10 +230,11 @@ def record(args, medians, device):
     ratios = {f"teratron / {name}": medians["teratron"] / medians[name] for name in peers}
     ratios |= {f"{name} / teratron": medians[name] / medians["teratron"] for name in ours if name != "teratron"}
     kind = ["dropout"] if args.dropout else ["context"] if args.sequence else []
+    shape = args.shape + (f", 1 x {args.sequence}" if args.sequence else "") + (", recompute" if args.recompute else "")
     goals = GOALS.get((args.shape, args.gpus, *kind), {})
     return {"date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(), "commit": commit(),
             "device": f"{args.gpus} x {device}" if args.gpus else f"{os.cpu_count()} x {cpu_name()}",
-            "command": args.command, "shape": args.shape, "unit": "tokens/s", "ours": ours, "peers": peers,
+            "command": args.command, "shape": shape, "unit": "tokens/s", "ours": ours, "peers": peers,
             "ratios": {name: round(value, 3) for name, value in ratios.items()},
             "goals": {name: value for name, value in goals.items() if name in ratios or name in ours}, "note": ""}
 
