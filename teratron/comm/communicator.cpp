@@ -105,8 +105,9 @@ Work Communicator::reduce_scatter_pipelined(at::Tensor output, at::Tensor input,
 Work Communicator::shift(std::vector<ShiftOp> ops) {
   std::vector<P2POp> messages;
   for (const auto& [received, sent, distance] : ops) {
-    if (sent.numel() > 0) messages.push_back({.tensor = sent, .peer = rank_at(distance), .send = true});
-    if (received.numel() > 0) messages.push_back({.tensor = received, .peer = rank_at(-distance)});
+    // Empty ones too: a rank that had no message would not help its neighbours to connect.
+    messages.push_back({.tensor = sent, .peer = rank_at(distance), .send = true});
+    messages.push_back({.tensor = received, .peer = rank_at(-distance)});
   }
   return batch_isend_irecv(std::move(messages));
 }

@@ -77,8 +77,8 @@ TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
 }
 
 void TrainEngine::set_up_graphs(const EngineOptions& options) {
-  const int64_t stages = mesh_.group(Axis::pp).size, shards = mesh_.group(Axis::tp).size;
-  TERATRON_ASSERT(stages == 1 && shards == 1);
+  for (const Axis axis : {Axis::pp, Axis::tp, Axis::cp, Axis::ep, Axis::etp})
+    TERATRON_ASSERT(mesh_.group(axis).size == 1, "communication is not captured");
   if (!options.graphs_where_host_bound) {
     graphs_ = std::make_unique<MicrobatchGraphs>(parameters_,
                                                  MicrobatchGraphs::Options{.warm_up = options.graphs_after});

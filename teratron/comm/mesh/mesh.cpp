@@ -40,7 +40,11 @@ struct Mesh::State {
       for (const Group& known : groups_) {
         if (known.ranks == list) return known;
       }
-      Group group{.size = std::ssize(ranks), .ranks = list};
+      return make_another(ranks);
+    }
+    /// Not shared with other axes.
+    const Group& make_another(const std::vector<int64_t>& ranks) {
+      Group group{.size = std::ssize(ranks), .ranks = ranks};
       group.rank = group.ranks.find(world_.rank()).value();
       if (group.size > 1) group.communicator = world_.group(ranks);
       return groups_.emplace_back(std::move(group));
@@ -68,7 +72,11 @@ struct Mesh::State {
       for (size_t i = 0; i < view.axes.size(); ++i) {
         if ((choice >> i & 1U) != 0) axes = axes | view.axes[i];
       }
-      if (!groups.contains(axes)) groups[axes] = &factory.make(ranks_along(axes, view, rank));
+      if (groups.contains(axes)) continue;
+      const std::vector<int64_t> ranks = ranks_along(axes, view, rank);
+      // Tokens on their way to experts do not wait for collectives of gradients.
+      const bool carries_tokens = axes == AxisSet(Axis::ep) && ranks.size() > 1;
+      groups[axes] = carries_tokens ? &factory.make_another(ranks) : &factory.make(ranks);
     }
   }
 

@@ -39,7 +39,7 @@ ncclResult_t CopyEngineReduceScatter::reduce_scatter(const at::Tensor& output, c
   if (windows_.empty()) {
     for (int64_t i = 0; i < push_windows; ++i)
       windows_.push_back(memory_.empty({push_window_bytes}, at::device(at::kCUDA).dtype(at::kByte)));
-    barrier_.enter(stream);  // all windows are free
+    barrier_.wait_for_all(stream);  // all windows are free
   }
   const int64_t most = push_window_bytes / (size_ * output.element_size()) / kPieceElements * kPieceElements;
   for (int64_t begin = 0; begin < output.numel(); begin += most, ++pieces_) {
@@ -53,7 +53,7 @@ ncclResult_t CopyEngineReduceScatter::reduce_scatter(const at::Tensor& output, c
       const int64_t peer = (rank_ + distance) % size_;
       push(received, piece[peer], peer, stream);
     }
-    barrier_.enter(stream);  // all parts have arrived
+    barrier_.wait_for_all(stream);  // all parts have arrived
     std::vector<at::Tensor> inputs = received.unbind();
     inputs[rank_] = piece[rank_];
     sum_parts_(output.view(-1).narrow(0, begin, length), inputs, op == ReduceOp::avg);
@@ -70,14 +70,14 @@ ncclResult_t CopyEngineReduceScatter::reduce_scatter_produced(
   std::optional<c10::cuda::CUDAStreamGuard> on_stream(stream);
   const at::Tensor received = memory_.empty(parts.sizes(), parts.options().requires_grad(false));
   on_stream.reset();
-  barrier_.enter(stream);  // all receive buffers are free
+  barrier_.wait_for_all(stream);  // all receive buffers are free
   for (int64_t distance = 1; distance < size_; ++distance) {
     const int64_t peer = (rank_ + distance) % size_;
     produce_part(peer);
     push(received, parts[peer], peer, stream);
   }
   produce_part(rank_);
-  barrier_.enter(stream);  // all parts have arrived
+  barrier_.wait_for_all(stream);  // all parts have arrived
   on_stream.emplace(stream);
   std::vector<at::Tensor> inputs = received.unbind();
   inputs[rank_] = parts[rank_];

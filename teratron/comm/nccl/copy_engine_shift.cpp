@@ -15,15 +15,17 @@ CopyEngineShift::CopyEngineShift(SymmetricMemory& memory, int64_t rank, int64_t 
       stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true)) {}
 
 void CopyEngineShift::shift(const std::vector<ShiftOp>& ops) {
-  barrier_.enter(stream_);  // all ranks can receive
+  barrier_.wait_for_all(stream_);  // all ranks can receive
   for (const auto& [received, sent, distance] : ops) {
     TERATRON_ASSERT(received.is_contiguous() && sent.is_contiguous());
+    TERATRON_ASSERT(sent.nbytes() <= received.storage().nbytes(), "a block of {} bytes, a window of {}",
+                    sent.nbytes(), received.storage().nbytes());
     if (sent.numel() == 0) continue;
     std::byte* const place = memory_.peer_ptr(received, ((rank_ + distance) % size_ + size_) % size_);
     C10_CUDA_CHECK(
         cudaMemcpyAsync(place, sent.const_data_ptr(), sent.nbytes(), cudaMemcpyDeviceToDevice, stream_));
   }
-  barrier_.enter(stream_);  // all blocks have arrived
+  barrier_.wait_for_all(stream_);  // all blocks have arrived
 }
 
 }  // namespace teratron

@@ -48,7 +48,7 @@ StreamBarrier::StreamBarrier(SymmetricMemory& memory, int64_t rank, int64_t size
   for (int64_t peer = 0; peer < size; ++peer) peer_signals_.push_back(memory.peer_ptr(signals_[rank], peer));
 }
 
-void StreamBarrier::enter(cudaStream_t stream) {
+void StreamBarrier::wait_for_all(cudaStream_t stream) {
   static const auto batch_mem_op = load_stream_batch_mem_op();
   barriers_ += 1;
   std::vector<CUstreamBatchMemOpParams> ops, waits;

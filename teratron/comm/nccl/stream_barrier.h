@@ -17,7 +17,7 @@ class StreamBarrier {
   StreamBarrier(SymmetricMemory& memory, int64_t rank, int64_t size);
   /// Makes `stream` wait until those of all ranks have reached this point. What follows sees what the ranks
   /// copied before. All calls must be on the same stream.
-  void enter(cudaStream_t stream);
+  void wait_for_all(cudaStream_t stream);
 
  private:
   int64_t rank_;

@@ -177,7 +177,7 @@ class LayerOperators {
       op.forward_peak += 2.0 * kv_ + 2.0 * q_;
       op.backward_peak += 2.0 * kv_ + wide + qkv_bytes();
       const size_t window = SymmetricPool::round_size(static_cast<size_t>(2.0 * kv_));
-      op.windows = std::min(ranks - 1.0, 3.0) * static_cast<double>(window);
+      op.windows = std::min(ranks - 1.0, batch_.segmented ? 3.0 : 4.0) * static_cast<double>(window);
     }
   }
 

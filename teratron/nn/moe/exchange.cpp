@@ -4,6 +4,8 @@
 
 #include <ATen/ATen.h>
 
+#include "teratron/base/error.h"
+
 namespace teratron {
 
 namespace {
@@ -79,13 +81,13 @@ int64_t Exchange::received_sum(int64_t column) {
   return received_sums_[static_cast<size_t>(column)];
 }
 
-AsyncTensor Exchange::start(const at::Tensor& x_RW) {
-  await_counts();
+AsyncTensor Exchange::start(const at::Tensor& x_RW) const {
+  TERATRON_ASSERT(!counts_);
   return start_exchange(x_RW, sent_, received_, ranks_);
 }
 
-AsyncTensor Exchange::start_back(const at::Tensor& x_RW) {
-  await_counts();
+AsyncTensor Exchange::start_back(const at::Tensor& x_RW) const {
+  TERATRON_ASSERT(!counts_);
   return start_exchange(x_RW, received_, sent_, ranks_);
 }
 

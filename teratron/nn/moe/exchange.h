@@ -15,8 +15,8 @@ class Exchange {
     Group group;
     int64_t most_rows = 0;  // from any rank to any other
   };
-  /// `counts`: i64 [ranks, N]; column 0: rows that this rank sends to each. Collective. The first use of the
-  /// result waits until the counts are on the host.
+  /// `counts`: i64 [ranks, N]; column 0: rows that this rank sends to each. Collective. The first call
+  /// of sent_rows() or received_sum() waits until the counts are on the host; it comes before start().
   Exchange(const at::Tensor& counts, const Ranks& ranks);
   /// `most_rows` between all ranks. Not collective, does not wait.
   explicit Exchange(const Ranks& ranks);
@@ -25,9 +25,9 @@ class Exchange {
   /// Of what all ranks have in this column of their counts for this one.
   int64_t received_sum(int64_t column);
   /// x [sent rows, W], sorted by destination -> [received rows, W], sorted by source.
-  AsyncTensor start(const at::Tensor& x_RW);
+  AsyncTensor start(const at::Tensor& x_RW) const;
   /// The other way: what was received goes back.
-  AsyncTensor start_back(const at::Tensor& x_RW);
+  AsyncTensor start_back(const at::Tensor& x_RW) const;
 
  private:
   void await_counts();

@@ -1,8 +1,9 @@
 // The three GEMMs of a linear layer of experts, over rows that are sorted by expert (grouped_gemm.h): in the
 // model's dtype, or in FP8 (fp8_scaling.h) as those of any linear layer (nn/matmul.h).
 //
-// In FP8 the rows of all experts have one scale, and so have the weights of all experts: with delayed scaling
-// it depends on neither the layout nor an expert's load. All weights are cast once per step.
+// In FP8 the rows of all experts have one scale, and so have the weights of all experts: with delayed
+// scaling it depends, from the second step on, on neither the layout nor an expert's load. All weights are
+// cast once per step.
 #pragma once
 
 #include <memory>

@@ -92,9 +92,8 @@ at::Tensor TokenDispatcher::dispatched_forward(const Tokens& tokens, const Local
   Arrival a = options_.kind == TokenDispatch::all_gather ? gather_tokens(tokens, local)
               : tokens.capacity > 0                      ? exchange_padded(tokens, local)
                                                          : exchange_tokens(tokens, local);
-  const at::Tensor x_RH = permute_arriving(a.x_TH, a.arriving, a.route, a.permutation);
-  const at::Tensor y_RH =
-      local.experts(x_RH, permute_slots(a.routing.probs_TK, a.permutation), a.permutation);
+  const at::Tensor y_RH = local.experts(permute_arriving(a.x_TH, a.arriving, a.route, a.permutation),
+                                        permute_slots(a.routing.probs_TK, a.permutation), a.permutation);
   return unpermute_returning(y_RH, a.route, a.permutation, sum_dtype(y_RH));
 }
 
@@ -127,7 +126,6 @@ TokenDispatcher::Arrival TokenDispatcher::exchange_tokens(const Tokens& tokens,
   Exchange exchange(at::stack({goes_TR.sum(0), choices_TKR.flatten(0, 1).sum(0)}, 1), {group, x_TH.size(0)});
   const at::Tensor rank_TR = at::arange(group.size, routing.experts_TK.options()).expand_as(goes_TR);
   const Permutation slots = make_permutation(rank_TR, goes_TR, {0, group.size});
-  run_beside(local);
   const Permutation sent = slots.first_rows(exchange.sent_rows());
   const int64_t rows = exchange.received_sum(1);
   const TokenRoutePtr route = c10::make_intrusive<ExchangeRoute>(std::move(exchange), sent);
@@ -135,6 +133,7 @@ TokenDispatcher::Arrival TokenDispatcher::exchange_tokens(const Tokens& tokens,
       kept_TK.defined() ? routing.experts_TK.masked_fill(kept_TK.logical_not(), -1) : routing.experts_TK;
   const at::Tensor experts_UK = bring(chosen_TK, route), probs_UK = bring(routing.probs_TK, route);
   AsyncTensor arriving = route->start(x_TH.detach());
+  run_beside(local);
   return {route,
           x_TH,
           std::move(arriving),

@@ -11,7 +11,7 @@
 // Copy engines do the transfers where GPUs reach each other.
 //
 // When text is generated, all ranks of both groups have the same tokens (none): each computes its part of its
-// experts' outputs for them, and the parts are summed over both groups. No rank waits for its host.
+// experts' outputs for them, and the parts are summed over both groups. The host never waits for the device.
 //
 // Sums over experts are in fp32 (fp64): a token's rows are added in ascending order of its experts, first
 // those of a rank.

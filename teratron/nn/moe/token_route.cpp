@@ -53,6 +53,7 @@ struct Bring : torch::autograd::Function<Bring> {
   }
 };
 
+// x_TH is what arrives: its gradient is needed, its value not.
 struct PermuteArriving : torch::autograd::Function<PermuteArriving> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& /*x_TH*/, AsyncTensor& arriving,
                             const TokenRoutePtr& route, const Permutation& permutation) {

@@ -43,7 +43,7 @@ class ExchangeRoute final : public TokenRoute {
   at::Tensor add_up(const at::Tensor& sums_UW, const Produce& produce) const override;
 
  private:
-  mutable Exchange exchange_;  // its first use waits
+  Exchange exchange_;
   std::optional<Permutation> sent_;
 };
 
