@@ -263,13 +263,36 @@ std::string NcclCommunicator::describe(const PendingWork& work) const {
   return fmt::format("{} in {}", to_string(work.fingerprint), group_->name());
 }
 
+std::optional<NcclCommunicator::PendingWork> NcclCommunicator::first_pending() {
+  const Lock lock(pending_mutex_);
+  if (pending_.empty()) return std::nullopt;
+  return pending_.front();
+}
+
+/// The query may block while another thread is in a CUDA call, hence without a lock.
+bool NcclCommunicator::is_done(const PendingWork& work) {
+  if (!work.done) return false;
+  query_since_ = Clock::now();
+  const bool done = work.done->query();
+  query_since_ = Clock::time_point();
+  return done;
+}
+
 std::optional<NcclCommunicator::PendingWork> NcclCommunicator::oldest() {
   while (true) {
+    std::optional<PendingWork> work = first_pending();
+    if (!work || !is_done(*work)) return work;
     const Lock lock(pending_mutex_);
-    if (pending_.empty()) return std::nullopt;
-    if (!pending_.front().done || !pending_.front().done->query()) return pending_.front();
-    pending_.pop_front();
+    if (!pending_.empty()) pending_.pop_front();
   }
+}
+
+std::optional<std::string> NcclCommunicator::check_blocked_query() {
+  const Clock::time_point since = query_since_;
+  if (since == Clock::time_point() || Clock::now() - since <= backend_->timeout()) return std::nullopt;
+  const std::optional<PendingWork> work = first_pending();
+  if (!work) return std::nullopt;
+  return group_->diagnose_timeout(describe(*work), work->sequence);
 }
 
 /// "" while NCCL is being called: it returns errors to the caller.

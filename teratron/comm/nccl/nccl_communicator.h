@@ -1,6 +1,7 @@
 // One GPU's endpoint of a group. Internal to nccl_world.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -53,6 +54,9 @@ class NcclCommunicator final : public Communicator, public PartRecorder {
   /// For the watchdog: why the oldest pending work does not complete (timeout or NCCL error); nullopt if it
   /// may.
   std::optional<std::string> check_async_error();
+  /// For a thread that must not call CUDA: the same if check_async_error() has been in a CUDA call for longer
+  /// than the timeout.
+  std::optional<std::string> check_blocked_query();
   /// Aborts the communicators.
   void close();
 
@@ -74,6 +78,8 @@ class NcclCommunicator final : public Communicator, public PartRecorder {
               std::optional<c10::cuda::CUDAStream> other = std::nullopt);
   CollectiveFingerprint call_of(std::string operation, const at::Tensor& tensor) const;
   std::string describe(const PendingWork& work) const;
+  std::optional<PendingWork> first_pending();
+  bool is_done(const PendingWork& work);
   /// The oldest work that has not completed.
   std::optional<PendingWork> oldest();
   std::string async_error();
@@ -101,6 +107,8 @@ class NcclCommunicator final : public Communicator, public PartRecorder {
   c10::cuda::CUDAEvent ready_;   // the caller's stream at the last call
   bool closed_ = false;
   std::mutex pending_mutex_;  // never held for long
+  // Of the query that the watchdog is in; zero: none.
+  std::atomic<std::chrono::steady_clock::time_point> query_since_ = std::chrono::steady_clock::time_point();
   std::deque<PendingWork> pending_;
 };
 

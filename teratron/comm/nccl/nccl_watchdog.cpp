@@ -44,6 +44,7 @@ void NcclWatchdog::run_watchdog(const std::stop_token& stop, int gpu) {
 
 void NcclWatchdog::run_monitor(const std::stop_token& stop) {
   while (!sleep(stop, kCheckInterval)) {
+    check_blocked_queries();
     const std::optional<Fault> failure = backend_->failure();
     if (!failure) continue;
     if (!sleep(stop, kExitTime)) on_hang_(*failure);
@@ -59,6 +60,18 @@ void NcclWatchdog::check_async_errors() noexcept {
       }
     }
   } catch (const std::exception& error) {  // any CUDA call may report an earlier asynchronous error
+    backend_->fail(error.what(), ExitCode::retryable);
+  }
+}
+
+void NcclWatchdog::check_blocked_queries() noexcept {
+  try {
+    for (const auto& communicator : communicators()) {
+      if (backend_->failure()) return;
+      if (const auto error = communicator->check_blocked_query())
+        return backend_->fail(*error, ExitCode::retryable);
+    }
+  } catch (const std::exception& error) {
     backend_->fail(error.what(), ExitCode::retryable);
   }
 }

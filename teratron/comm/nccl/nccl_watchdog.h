@@ -15,8 +15,9 @@
 namespace teratron {
 
 /// Two threads. The watchdog thread checks the communicators and fails the job; like any thread that calls
-/// CUDA, it may block indefinitely. The monitor thread therefore never calls CUDA: if the job has failed and
-/// this rank has not stopped the watchdog soon after, it calls `on_hang`, which ends the process.
+/// CUDA, it may block indefinitely. The monitor thread therefore never calls CUDA. It fails the job if the
+/// watchdog thread is blocked; and if the job has failed and this rank has not stopped the watchdog soon
+/// after, it calls `on_hang`, which ends the process.
 class NcclWatchdog {
  public:
   NcclWatchdog(std::shared_ptr<ProcessBackend> backend, int gpu, std::function<void(const Fault&)> on_hang);
@@ -31,6 +32,7 @@ class NcclWatchdog {
   void run_watchdog(const std::stop_token& stop, int gpu);
   void run_monitor(const std::stop_token& stop);
   void check_async_errors() noexcept;
+  void check_blocked_queries() noexcept;
   std::vector<std::shared_ptr<NcclCommunicator>> communicators();
   /// True if the thread must stop.
   bool sleep(const std::stop_token& stop, std::chrono::milliseconds time);

@@ -2,6 +2,7 @@
 
 #include "teratron/kernels/gemm/gemm.h"
 #include "teratron/kernels/grouped_gemm/grouped_gemm.h"
+#include "teratron/nn/moe/host_copy.h"
 
 namespace teratron {
 
@@ -41,7 +42,7 @@ at::Tensor gradient_block(const ExpertParameters& weight) {
 GroupedGemm::GroupedGemm(const at::Tensor& ends_E, const at::Tensor& rows)
     : ends_E_(ends_E), rows_(rows.size(0)) {
   if (rows.is_cuda() && rows.scalar_type() == at::kBFloat16) return;
-  const at::Tensor ends = ends_E.to(at::kCPU, at::kLong);
+  const at::Tensor ends = HostCopy(ends_E).wait().to(at::kLong);
   ends_.assign(ends.const_data_ptr<int64_t>(), ends.const_data_ptr<int64_t>() + ends.numel());
 }
 

@@ -1,4 +1,5 @@
-// A small tensor on its way to the host, which may queue other work before it waits.
+// A small tensor on its way to the host, which may queue other work before it waits. Through pinned memory: a
+// copy to other memory holds locks of CUDA while it waits for a GPU, which a watchdog then cannot query.
 #pragma once
 
 #include <optional>
