@@ -6,10 +6,6 @@ namespace teratron {
 
 namespace {
 
-void count_grads(const ExpertParameters& weight) {
-  for (Parameter* parameter : weight) accumulate_grad(*parameter, [](const at::Tensor&, bool) {});
-}
-
 // In the model's dtype.
 class DenseExpertMatmul : public ExpertMatmul {
  public:

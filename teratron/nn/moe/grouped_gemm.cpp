@@ -95,11 +95,9 @@ at::Tensor GroupedGemm::weight_grads(const at::Tensor& dy_RO, const at::Tensor& 
   const at::TensorOptions options = x_RI.options().dtype(wide);
   const std::vector<int64_t> sizes = {experts, dy_RO.size(1), x_RI.size(1)};
   if (ends_.empty()) {
-    if (const at::Tensor dw_EOI = at::empty(sizes, options); fits_weight_gradient(dw_EOI, dy_RO, x_RI)) {
-      grouped_gemm_weight_gradient_(dw_EOI, dy_RO, x_RI, ends_E_, /*add=*/false);
-      return dw_EOI;
-    }
-    return at::_grouped_mm(dy_RO.t(), x_RI, ends_E_).to(wide);
+    const at::Tensor dw_EOI = at::empty(sizes, options);
+    write_on_device(dw_EOI, dy_RO, x_RI, /*add=*/false);
+    return dw_EOI;
   }
   const at::Tensor dw_EOI = at::zeros(sizes, options);
   for (size_t e = 0; e < static_cast<size_t>(experts); ++e) {
@@ -112,11 +110,11 @@ at::Tensor GroupedGemm::weight_grads(const at::Tensor& dy_RO, const at::Tensor& 
 
 void GroupedGemm::accumulate_weight_grad(const at::Tensor& dy_RO, const at::Tensor& x_RI,
                                          const ExpertParameters& weight) const {
-  if (!weight.front()->options.trainable) {
-    for (Parameter* parameter : weight) accumulate_grad(*parameter, [](const at::Tensor&, bool) {});
-    return;
+  if (!weight.front()->options.trainable) return count_grads(weight);
+  if (ends_.empty()) {
+    return accumulate_block(
+        weight, [&](const at::Tensor& sum_EOI, bool add) { write_on_device(sum_EOI, dy_RO, x_RI, add); });
   }
-  if (ends_.empty()) return accumulate_on_device(dy_RO, x_RI, weight);
   for (size_t e = 0; e < weight.size(); ++e) {
     const at::Tensor dy = rows_of(dy_RO, e);
     accumulate_grad(*weight[e], [&](const at::Tensor& sum, bool add) {
@@ -129,17 +127,19 @@ void GroupedGemm::accumulate_weight_grad(const at::Tensor& dy_RO, const at::Tens
   }
 }
 
-// Into main_grad directly, or else by way of a block in fp32.
-void GroupedGemm::accumulate_on_device(const at::Tensor& dy_RO, const at::Tensor& x_RI,
-                                       const ExpertParameters& weight) const {
-  const at::Tensor main_grad = gradient_block(weight);
-  if (!main_grad.defined() || !fits_weight_gradient(main_grad, dy_RO, x_RI)) {
-    const at::Tensor dw_EOI = weight_grads(dy_RO, x_RI, std::ssize(weight));
-    for (size_t e = 0; e < weight.size(); ++e)
-      accumulate_grad(*weight[e], dw_EOI.select(0, static_cast<int64_t>(e)));
-    return;
+void GroupedGemm::write_on_device(const at::Tensor& dw_EOI, const at::Tensor& dy_RO, const at::Tensor& x_RI,
+                                  bool add) const {
+  if (fits_weight_gradient(dw_EOI, dy_RO, x_RI))
+    return grouped_gemm_weight_gradient_(dw_EOI, dy_RO, x_RI, ends_E_, add);
+  const at::Tensor product = at::_grouped_mm(dy_RO.t(), x_RI, ends_E_);
+  if (add) {
+    dw_EOI.add_(product);
+  } else {
+    dw_EOI.copy_(product);
   }
-  grouped_gemm_weight_gradient_(main_grad, dy_RO, x_RI, ends_E_, /*add=*/!weight.front()->grad_is_stale);
+}
+
+void count_grads(const ExpertParameters& weight) {
   for (Parameter* parameter : weight) accumulate_grad(*parameter, [](const at::Tensor&, bool) {});
 }
 
@@ -147,8 +147,7 @@ void accumulate_block(const ExpertParameters& weight,
                       c10::function_ref<void(const at::Tensor& sum, bool add)> write) {
   if (const at::Tensor main_grad = gradient_block(weight); main_grad.defined()) {
     write(main_grad, !weight.front()->grad_is_stale);
-    for (Parameter* parameter : weight) accumulate_grad(*parameter, [](const at::Tensor&, bool) {});
-    return;
+    return count_grads(weight);
   }
   std::vector<int64_t> sizes = weight.front()->tensor.sizes().vec();
   sizes.insert(sizes.begin(), std::ssize(weight));

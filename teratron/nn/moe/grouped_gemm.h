@@ -45,14 +45,18 @@ class GroupedGemm {
 
  private:
   at::Tensor rows_of(const at::Tensor& x, size_t expert) const;
-  void accumulate_on_device(const at::Tensor& dy_RO, const at::Tensor& x_RI,
-                            const ExpertParameters& weight) const;
+  // [E, O, I]; overwrites it unless `add`.
+  void write_on_device(const at::Tensor& dw_EOI, const at::Tensor& dy_RO, const at::Tensor& x_RI,
+                       bool add) const;
 
   at::Tensor ends_E_;
   int64_t rows_;
   mutable std::optional<Fp8Groups> fp8_groups_;  // null: not used yet
   std::vector<int64_t> ends_;                    // empty: grouped by the device
 };
+
+/// For gradients that were written to main_grad, and weights that have none: they are complete.
+void count_grads(const ExpertParameters& weight);
 
 /// Calls write(sum, add), which overwrites `sum` unless `add`, for main_grad of all experts [E, ...], or for
 /// a block that is then added to it. The weights are not frozen.

@@ -30,47 +30,39 @@ at::Tensor sum_of_rows(const at::Tensor& x_RH, const Permutation& permutation, a
                   dtype);
 }
 
-void save(AutogradContext* context, const Permutation& permutation) {
-  context->save_for_backward({permutation.slot_of_row, permutation.row_of_slot, permutation.kept_TK});
-}
-Permutation saved(AutogradContext* context) {
-  const variable_list tensors = context->get_saved_variables();
-  return {.slot_of_row = tensors[0], .row_of_slot = tensors[1], .kept_TK = tensors[2]};
-}
-
 struct Permute : torch::autograd::Function<Permute> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_TH,
                             const Permutation& permutation) {
-    save(context, permutation);
+    save_permutation(context, permutation);
     return gather_rows(x_TH, permutation);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    return {sum_of_rows(gradients[0], saved(context), gradients[0].scalar_type()), at::Tensor()};
+    return {sum_of_rows(gradients[0], saved_permutation(context), gradients[0].scalar_type()), at::Tensor()};
   }
 };
 
 struct Unpermute : torch::autograd::Function<Unpermute> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_RH, const Permutation& permutation,
                             at::ScalarType dtype) {
-    save(context, permutation);
+    save_permutation(context, permutation);
     context->saved_data["dtype"] = x_RH.scalar_type();
     return sum_of_rows(x_RH, permutation, dtype);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const at::ScalarType dtype = context->saved_data["dtype"].toScalarType();
-    return {gather_rows(gradients[0].to(dtype), saved(context)), at::Tensor(), at::Tensor()};
+    return {gather_rows(gradients[0].to(dtype), saved_permutation(context)), at::Tensor(), at::Tensor()};
   }
 };
 
 struct PermuteSlots : torch::autograd::Function<PermuteSlots> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_TK,
                             const Permutation& permutation) {
-    save(context, permutation);
+    save_permutation(context, permutation);
     at::Tensor x_R = x_TK.flatten().index_select(0, permutation.slot_of_row);
     return permutation.filled_R.defined() ? x_R.masked_fill_(permutation.filled_R.logical_not(), 0.0) : x_R;
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const Permutation permutation = saved(context);
+    const Permutation permutation = saved_permutation(context);
     const at::Tensor kept = permutation.kept_TK.defined() ? permutation.kept_TK.flatten() : at::Tensor();
     const at::Tensor dx = numbers_of_slots(gradients[0], permutation.row_of_slot.flatten(), kept);
     return {dx.view_as(permutation.row_of_slot), at::Tensor()};
@@ -85,10 +77,8 @@ struct SortedSlots {
   at::Tensor counts;  // of experts, and of slots without a row
 
   SortedSlots(const at::Tensor& experts_TK, const at::Tensor& kept_TK, const ExpertRange& experts) {
-    const at::Tensor local_TK = experts_TK - experts.first;
-    has_row_TK = (local_TK >= 0).logical_and_(local_TK < experts.count);
-    if (kept_TK.defined()) has_row_TK = has_row_TK.logical_and_(kept_TK);
-    keys = local_TK.masked_fill(has_row_TK.logical_not(), experts.count).flatten();
+    has_row_TK = choices_of(experts_TK, kept_TK, experts);
+    keys = (experts_TK - experts.first).masked_fill(has_row_TK.logical_not(), experts.count).flatten();
     // A radix sort takes a pass for every few bits.
     const at::Tensor narrow = experts.count <= INT16_MAX ? keys.to(at::kShort) : keys;
     order = std::get<1>(at::sort(narrow, /*stable=*/true, 0, /*descending=*/false));
@@ -98,6 +88,20 @@ struct SortedSlots {
 };
 
 }  // namespace
+
+at::Tensor choices_of(const at::Tensor& experts_TK, const at::Tensor& kept_TK, const ExpertRange& experts) {
+  const at::Tensor chosen_TK =
+      (experts_TK >= experts.first).logical_and_(experts_TK < experts.first + experts.count);
+  return kept_TK.defined() ? chosen_TK.logical_and(kept_TK) : chosen_TK;
+}
+
+void save_permutation(AutogradContext* context, const Permutation& permutation) {
+  context->save_for_backward({permutation.slot_of_row, permutation.row_of_slot, permutation.kept_TK});
+}
+Permutation saved_permutation(AutogradContext* context) {
+  const variable_list tensors = context->get_saved_variables();
+  return {.slot_of_row = tensors[0], .row_of_slot = tensors[1], .kept_TK = tensors[2]};
+}
 
 Permutation Permutation::first_rows(int64_t count) const {
   Permutation result = *this;

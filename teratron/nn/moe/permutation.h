@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 namespace teratron {
 
@@ -51,6 +51,9 @@ at::Tensor unpermute(const at::Tensor& x_RH, const Permutation& permutation, at:
 /// A number of each slot [T, K] -> [R], 0 for padding. Differentiable.
 at::Tensor permute_slots(const at::Tensor& x_TK, const Permutation& permutation);
 
+/// bool [T, K]: choices of these experts that are kept.
+at::Tensor choices_of(const at::Tensor& experts_TK, const at::Tensor& kept_TK, const ExpertRange& experts);
+
 // Without autograd.
 
 /// permute().
@@ -61,5 +64,9 @@ struct TokenSlice {
 };
 void sum_rows_of_tokens(const at::Tensor& out_TH, const at::Tensor& x_RH, const Permutation& permutation,
                         const TokenSlice& tokens);
+
+/// What backward needs of a permutation.
+void save_permutation(torch::autograd::AutogradContext* context, const Permutation& permutation);
+Permutation saved_permutation(torch::autograd::AutogradContext* context);
 
 }  // namespace teratron

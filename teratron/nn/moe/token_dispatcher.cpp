@@ -19,11 +19,13 @@ void run_beside(const LocalWork& local) {
   if (local.beside) local.beside();
 }
 
-// bool [T, K]: choices of these experts that are kept.
-at::Tensor choices_of(const at::Tensor& experts_TK, const at::Tensor& kept_TK, const ExpertRange& experts) {
-  const at::Tensor chosen_TK =
-      (experts_TK >= experts.first).logical_and_(experts_TK < experts.first + experts.count);
-  return kept_TK.defined() ? chosen_TK.logical_and_(kept_TK) : chosen_TK;
+// Of rows [ranks, experts, rows] to [experts, ranks, rows], which have one expert each.
+Permutation by_expert(int64_t ranks, int64_t experts, int64_t rows, const at::TensorOptions& options) {
+  const at::Tensor all = at::arange(ranks * experts * rows, options);
+  return {.slot_of_row = all.view({ranks, experts, rows}).transpose(0, 1).flatten(),
+          .row_of_slot = all.view({experts, ranks, rows}).transpose(0, 1).flatten().unsqueeze(1),
+          .kept_TK = {},
+          .ends_E = at::arange(1, experts + 1, options.dtype(at::kInt)) * (ranks * rows)};
 }
 
 // i64 [T, K, ranks]: 1 where the choice is kept and its expert on the rank, of `experts_per_rank`.
@@ -93,7 +95,7 @@ at::Tensor TokenDispatcher::dispatched_forward(const Tokens& tokens, const Local
               : tokens.capacity > 0                      ? exchange_padded(tokens, local)
                                                          : exchange_tokens(tokens, local);
   const at::Tensor y_RH = local.experts(permute_arriving(a.x_TH, a.arriving, a.route, a.permutation),
-                                        permute_slots(a.routing.probs_TK, a.permutation), a.permutation);
+                                        permute_slots(a.probs_UK, a.permutation), a.permutation);
   return unpermute_returning(y_RH, a.route, a.permutation, sum_dtype(y_RH));
 }
 
@@ -113,7 +115,7 @@ TokenDispatcher::Arrival TokenDispatcher::gather_tokens(const Tokens& tokens, co
   Permutation permutation =
       all.capacity > 0 ? padded_permutation(all) : make_permutation(experts_TK, all.kept_TK, own_experts());
   if (rows) permutation = permutation.first_rows(rows->wait().item<int64_t>());
-  return {route, tokens.x_TH, std::move(arriving), all.routing, permutation};
+  return {route, tokens.x_TH, std::move(arriving), all.routing.probs_TK, permutation};
 }
 
 TokenDispatcher::Arrival TokenDispatcher::exchange_tokens(const Tokens& tokens,
@@ -134,10 +136,7 @@ TokenDispatcher::Arrival TokenDispatcher::exchange_tokens(const Tokens& tokens,
   const at::Tensor experts_UK = bring(chosen_TK, route), probs_UK = bring(routing.probs_TK, route);
   AsyncTensor arriving = route->start(x_TH.detach());
   run_beside(local);
-  return {route,
-          x_TH,
-          std::move(arriving),
-          {experts_UK, probs_UK},
+  return {route, x_TH, std::move(arriving), probs_UK,
           make_permutation(experts_UK, at::Tensor(), own_experts()).first_rows(rows)};
 }
 
@@ -156,13 +155,8 @@ TokenDispatcher::Arrival TokenDispatcher::exchange_padded(const Tokens& tokens,
   const at::Tensor probs_U1 = bring(permute_slots(routing.probs_TK, sent).unsqueeze(1), route_of_rows);
   AsyncTensor arriving = route->start(x_TH.detach());
   run_beside(local);
-  const at::Tensor own_E = at::arange(own.first, own.first + own.count, routing.experts_TK.options());
-  const at::Tensor experts_U1 = own_E.repeat_interleave(rows).repeat({group.size}).unsqueeze(1);
-  return {route,
-          x_TH,
-          std::move(arriving),
-          {experts_U1, probs_U1},
-          make_permutation(experts_U1, at::Tensor(), own).first_rows(experts_U1.numel())};
+  return {route, x_TH, std::move(arriving), probs_U1,
+          by_expert(group.size, own.count, rows, routing.experts_TK.options())};
 }
 
 }  // namespace teratron

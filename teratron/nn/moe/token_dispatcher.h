@@ -74,7 +74,7 @@ class TokenDispatcher {
     TokenRoutePtr route;
     at::Tensor x_TH;  // of this rank
     AsyncTensor arriving;
-    Routing routing;  // of what arrives
+    at::Tensor probs_UK;  // of what arrives
     Permutation permutation;
   };
   Arrival gather_tokens(const Tokens& tokens, const LocalWork& local) const;

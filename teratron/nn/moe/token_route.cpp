@@ -19,15 +19,6 @@ const TokenRoute& saved_route(AutogradContext* context) {
   return static_cast<const TokenRoute&>(*context->saved_data["route"].toCapsule());
 }
 
-void save(AutogradContext* context, const TokenRoutePtr& route, const Permutation& permutation) {
-  save_route(context, route);
-  context->save_for_backward({permutation.slot_of_row, permutation.row_of_slot, permutation.kept_TK});
-}
-Permutation saved_permutation(AutogradContext* context) {
-  const variable_list tensors = context->get_saved_variables();
-  return {.slot_of_row = tensors[0], .row_of_slot = tensors[1], .kept_TK = tensors[2]};
-}
-
 at::Tensor arrived(AsyncTensor x) {
   x.work.wait();
   return x.tensor;
@@ -57,7 +48,8 @@ struct Bring : torch::autograd::Function<Bring> {
 struct PermuteArriving : torch::autograd::Function<PermuteArriving> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& /*x_TH*/, AsyncTensor& arriving,
                             const TokenRoutePtr& route, const Permutation& permutation) {
-    save(context, route, permutation);
+    save_route(context, route);
+    save_permutation(context, permutation);
     return gather_rows(arrived(std::move(arriving)), permutation);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -70,7 +62,8 @@ struct PermuteArriving : torch::autograd::Function<PermuteArriving> {
 struct UnpermuteReturning : torch::autograd::Function<UnpermuteReturning> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& y_RH, const TokenRoutePtr& route,
                             const Permutation& permutation, at::ScalarType dtype) {
-    save(context, route, permutation);
+    save_route(context, route);
+    save_permutation(context, permutation);
     context->saved_data["dtype"] = y_RH.scalar_type();
     return returned_sums(y_RH, *route, permutation, main_grad_dtype(y_RH.scalar_type())).to(dtype);
   }
