@@ -133,8 +133,9 @@ MicroBatch t5_batch(const T5Config& config, int64_t step, FlatRange samples) {
 }
 
 TestModel t5_model(const T5Config& config) {
-  return {t5_plan(config, {}),
-          [config](int64_t step, FlatRange samples) { return t5_batch(config, step, samples); }};
+  return {.plan = t5_plan(config, {}),
+          .batch = [config](int64_t step, FlatRange samples) { return t5_batch(config, step, samples); },
+          .smooth = config.encoder.activation != Activation::relu};
 }
 
 }  // namespace teratron
