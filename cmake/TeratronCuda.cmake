@@ -23,7 +23,12 @@ if(TERATRON_CUDA AND CMAKE_CUDA_COMPILER)
   # CMake 3.25 knows neither 90a nor that nvcc 13 dropped its default architecture: -gencode is written below.
   set(CMAKE_CUDA_ARCHITECTURES OFF)
   set(CMAKE_CUDA_COMPILER_WORKS TRUE)  # its trial links a static runtime, which the wheels' nvcc may lack
+  # CMake identifies a compiler by linking a program; the wheels' nvcc looks in lib64 for libraries that are in lib.
+  get_filename_component(nvcc_folder ${CMAKE_CUDA_COMPILER} DIRECTORY)
+  set(cuda_flags "${CMAKE_CUDA_FLAGS}")
+  set(CMAKE_CUDA_FLAGS "${cuda_flags} -L${nvcc_folder}/../lib")
   enable_language(CUDA)
+  set(CMAKE_CUDA_FLAGS "${cuda_flags}")
   if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc 12 learned it
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
