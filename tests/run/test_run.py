@@ -35,6 +35,22 @@ def test_what_it_does_not_know_is_an_error(arguments):
     assert arguments[-1] in result.stderr
 
 
+@pytest.mark.parametrize("uv_works", [True, False])
+def test_packages_are_installed_by_pip_where_uv_cannot(tmp_path, uv_works):
+    (tmp_path / "tools").mkdir()
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    shutil.copy(ROOT / "tools/pip_install", tmp_path / "tools")
+    for name, code in ("uv", 0 if uv_works else 1), ("pip", 0):
+        program = tmp_path / ".venv/bin" / name
+        program.write_text(f'#!/bin/sh\necho {name} "$@"\nexit {code}\n')
+        program.chmod(0o755)
+    result = run(tmp_path / "tools/pip_install", "one", "two")
+    assert result.returncode == 0, result.stderr
+    installers = [line.split()[0] for line in result.stdout.splitlines()]
+    assert installers == (["uv"] if uv_works else ["uv", "pip"])
+    assert all(line.endswith(" one two") for line in result.stdout.splitlines())
+
+
 @pytest.fixture
 def package(tmp_path):
     """A package whose program prints its arguments and where it looks for libraries, and a torch beside it."""
