@@ -2,40 +2,49 @@
 # TORCH libraries see ATen through one shared precompiled header; the others never include torch.
 find_package(GTest REQUIRED)
 
+# Precompiled headers: what nearly every source includes, parsed once. g++ demands the same options of those who use one, so
+# tests have theirs. Executables would get -fPIE, hence -fPIC.
 file(WRITE ${CMAKE_BINARY_DIR}/pch/empty.cpp "")
-add_library(teratron_pch STATIC EXCLUDE_FROM_ALL ${CMAKE_BINARY_DIR}/pch/empty.cpp)
-target_link_libraries(teratron_pch PUBLIC teratron_libtorch)
-target_compile_options(teratron_pch PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-unused-parameter>)
-target_include_directories(teratron_pch PRIVATE ${CMAKE_SOURCE_DIR})
-target_precompile_headers(teratron_pch PRIVATE <ATen/ATen.h> <torch/csrc/autograd/custom_function.h>
-                           <fmt/format.h>)
+set(torch_headers <ATen/ATen.h> <torch/csrc/autograd/custom_function.h> <fmt/format.h>)
+set(plain_headers <algorithm> <cstdint> <filesystem> <fmt/format.h> <fmt/ranges.h> <functional> <map> <memory>
+                  <optional> <span> <string> <string_view> <vector>)
+set(plain_options $<$<COMPILE_LANGUAGE:CXX>:-fPIC>)
+set(torch_options "$<$<COMPILE_LANGUAGE:CXX>:-Wno-unused-parameter;-fPIC>")
+# What is tested is optimised; the tests themselves compile a quarter faster so.
+set(test_options $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)
 
-# What nearly every source includes, parsed once: for libraries without torch, and for their tests.
-set(common_headers <algorithm> <cstdint> <filesystem> <fmt/format.h> <fmt/ranges.h> <functional> <map> <memory>
-                   <optional> <span> <string> <string_view> <vector>)
-function(teratron_plain_pch name)
+# teratron_pch(name torch|plain headers...)
+function(teratron_pch name kind)
   add_library(${name} STATIC EXCLUDE_FROM_ALL ${CMAKE_BINARY_DIR}/pch/empty.cpp)
-  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fPIC>)
-  target_precompile_headers(${name} PRIVATE ${common_headers} ${ARGN})
+  target_compile_options(${name} PRIVATE ${${kind}_options})
+  target_precompile_headers(${name} PRIVATE ${${kind}_headers} ${ARGN})
 endfunction()
-teratron_plain_pch(teratron_library_pch)
-teratron_plain_pch(teratron_test_pch <gtest/gtest.h>)
-target_link_libraries(teratron_test_pch PRIVATE GTest::gtest)
+teratron_pch(teratron_pch torch)
+teratron_pch(teratron_library_pch plain)
+teratron_pch(teratron_torch_test_pch torch <gtest/gtest.h>)
+teratron_pch(teratron_test_pch plain <gtest/gtest.h>)
+foreach(name teratron_pch teratron_torch_test_pch)
+  target_link_libraries(${name} PUBLIC teratron_libtorch)
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
+endforeach()
+foreach(name teratron_torch_test_pch teratron_test_pch)
+  target_link_libraries(${name} PRIVATE GTest::gtest)
+  target_compile_options(${name} PRIVATE ${test_options})
+endforeach()
 
-function(teratron_use_plain_pch target pch)
-  # Executables would get -fPIE, with which the header precompiled for libraries cannot be used.
-  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fPIC>)
+# teratron_use_pch(target torch|plain pch): compiles the target with the options that this header has.
+function(teratron_use_pch target kind pch)
+  target_compile_options(${target} PRIVATE ${${kind}_options})
   target_precompile_headers(${target} REUSE_FROM ${pch})
+endfunction()
+
+function(teratron_use_torch target)
+  target_link_libraries(${target} PUBLIC teratron_libtorch)
+  teratron_use_pch(${target} torch teratron_pch)
 endfunction()
 
 # Where programs of the build find libteratron_mpi.so, which is loaded by name.
 set(CMAKE_BUILD_RPATH ${CMAKE_BINARY_DIR}/teratron/comm)
-
-function(teratron_use_torch target)
-  target_link_libraries(${target} PUBLIC teratron_libtorch)
-  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Wno-unused-parameter;-fPIC>")
-  target_precompile_headers(${target} REUSE_FROM teratron_pch)
-endfunction()
 
 function(teratron_unity target)
   if(TERATRON_UNITY)
@@ -53,7 +62,7 @@ function(teratron_library name)
   if(LIB_TORCH)
     teratron_use_torch(${name})
   else()
-    teratron_use_plain_pch(${name} teratron_library_pch)
+    teratron_use_pch(${name} plain teratron_library_pch)
   endif()
 endfunction()
 
@@ -98,12 +107,12 @@ function(teratron_test name)
   teratron_unity(${name})
   target_link_libraries(${name} PRIVATE ${T_DEPENDS} GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE TERATRON_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
-  # What is tested is optimised; the tests themselves compile a quarter faster so.
-  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+  target_compile_options(${name} PRIVATE ${test_options})
   if(T_TORCH)
-    teratron_use_torch(${name})
+    target_link_libraries(${name} PUBLIC teratron_libtorch)
+    teratron_use_pch(${name} torch teratron_torch_test_pch)
   else()
-    teratron_use_plain_pch(${name} teratron_test_pch)
+    teratron_use_pch(${name} plain teratron_test_pch)
   endif()
   add_test(NAME ${name} COMMAND ${name})
   # train_test takes a good three minutes; under a sanitizer many more.
