@@ -58,7 +58,7 @@ bool is_user_error(int error) {
     throw UserError(
         kind, {{fmt::format("cannot {}: {}", action, reason), where, "Check the path and its permissions"}});
   const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
-  throw IoFault(fmt::format("{}: cannot {}: {}. {}", where, action, reason,
+  throw IoFault(fmt::format("{}: cannot {}: {}. {}.", where, action, reason,
                             full ? "Free space, or choose another location" : "Check the file system"),
                 error);
 }

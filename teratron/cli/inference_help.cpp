@@ -7,6 +7,7 @@ namespace teratron {
 std::string inference_help(const std::string& usage, const std::function<bool(const Field&)>& own) {
   const std::set<std::string_view> shared = {"load",
                                              "hf",
+                                             "lora",
                                              "ckpt_step",
                                              "bf16",
                                              "fp16",

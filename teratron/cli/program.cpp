@@ -53,12 +53,12 @@ std::vector<Command> commands(const Registry& registry) {
           {"logits", logits_command, "compute the logits of token ids"},
           {"preprocess", preprocess_command, "convert JSON lines to indexed datasets (.bin/.idx)"},
           {"merge", merge_command, "concatenate indexed datasets"},
-          {"data", data_command, "indexed datasets: inspect, verify, sample, indices"},
-          {"tokenizer", tokenizer_command, "tokenizers: train, encode, decode, info"},
+          {"data", data_command, "indexed datasets: inspect, verify, sample, indices, mapping"},
+          {"tokenizer", tokenizer_command, "tokenizers: train, encode, decode, info, chat"},
           {"ckpt", ckpt_command,
-           "checkpoints: inspect, verify, convert from and to Hugging Face and Megatron-LM"},
+           "checkpoints: inspect, verify, convert from and to Hugging Face and Megatron-LM, merge-lora"},
           {"config", config_command, "write a configuration file interactively"},
-          {"bench", bench_command, "time the training step of a model"},
+          {"bench", bench_command, "time training, or `bench generate`, `bench serve`"},
           {"env", env_command, "show versions, devices and build options"}};
 }
 

@@ -1,7 +1,6 @@
 #include "teratron/comm/collective_errors.h"
 
 #include <algorithm>
-#include <map>
 #include <new>
 
 #include <nlohmann/json.hpp>
@@ -70,8 +69,24 @@ std::string name_ranks(const std::vector<size_t>& ranks) {
   return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", list);
 }
 
+struct FoundProblem {
+  json problem;
+  std::vector<size_t> ranks;
+};
+
+/// Equal problems of several ranks are merged. Problems stay in their order, since the last one may hold the
+/// fix of all.
+void add_problem(const json& problem, size_t rank, std::vector<FoundProblem>& problems) {
+  const auto known = std::ranges::find(problems, problem, &FoundProblem::problem);
+  if (known != problems.end()) {
+    known->ranks.push_back(rank);
+  } else {
+    problems.push_back({problem, {rank}});
+  }
+}
+
 [[noreturn]] void rethrow(const std::vector<std::string>& outcomes) {
-  std::map<json, std::vector<size_t>> problems;  // equal problems of several ranks are merged
+  std::vector<FoundProblem> problems;
   std::string type;
   ExitCode code = ExitCode::retryable;
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
@@ -84,7 +99,7 @@ std::string name_ranks(const std::vector<size_t>& ranks) {
       problems.clear();
     }
     if (outcome["type"] != "fault" || type == "fault") {
-      for (const json& problem : outcome["problems"]) problems[problem].push_back(rank);
+      for (const json& problem : outcome["problems"]) add_problem(problem, rank, problems);
     }
     if (type == "damaged" && outcome["type"] == "user") type = "user";
   }

@@ -72,5 +72,13 @@ TEST(CollectiveErrors, ShortErrorsAreWholeAndEqualOnesAreMerged) {
       << *some.errors.begin();
 }
 
+TEST(CollectiveErrors, ProblemsStayInTheirOrder) {
+  const Result result = errors_of(2, [](int64_t) {
+    throw UserError(ExitCode::config,
+                    {{.what = "z"}, {.what = "a"}, {.what = "m", .fix = "Change all three"}});
+  });
+  EXPECT_EQ(*result.errors.begin(), "z.\na.\nm. Change all three.");
+}
+
 }  // namespace
 }  // namespace teratron

@@ -56,9 +56,14 @@ std::shared_ptr<const Dataset> SplitBuilder::build_one(const std::string& prefix
   const auto range = range_of(*data);
   if (!range) return nullptr;
   if (range->size() == 0) {
-    const std::string what =
-        fmt::format("the {} split has none of the {} {}", kSplitNames[split], units(*data, factory_.unit),
-                    factory_.unit == SplitUnit::sequences ? "sequences" : "documents");
+    const int64_t count = units(*data, factory_.unit);
+    if (count == 0) {
+      throw data_error({.what = "the dataset is empty",
+                        .where = data->prefix(),
+                        .fix = "Run `teratron preprocess` on files that hold documents"});
+    }
+    const std::string what = fmt::format("the {} split has none of the {} {}", kSplitNames[split], count,
+                                         factory_.unit == SplitUnit::sequences ? "sequences" : "documents");
     if (split == 0)
       throw data_error({.what = what, .where = data->prefix(), .fix = "Add data or change --split"});
     warn("{}: {}; skipping it", printable(data->prefix()), what);

@@ -283,7 +283,7 @@ TEST(Arguments, ReportsInvalidValuesAndConflictsTogether) {
   EXPECT_EQ(problems,
             (std::vector<std::string>{
                 "unknown flag --hiden-size", "lr_decay_style = 'cosin' is not a valid choice",
-                "train_iters = 'many' is not a 64-bit integer", "--fp16 and --bf16 are mutually exclusive"}));
+                "train_iters = 'many' is not a whole number", "--fp16 and --bf16 are mutually exclusive"}));
 }
 
 TEST(Arguments, ProgramsCanAddFlags) {
@@ -337,6 +337,7 @@ TEST(Arguments, HelpSkipsChecks) {
     EXPECT_NE(help.find(field.group), std::string::npos);
     EXPECT_NE(help.find(field.help.substr(0, field.help.find(' '))), std::string::npos) << field.name;
   }
+  EXPECT_NE(help.find("[aux_loss]"), std::string::npos) << "a default that is a list";
   size_t longest = 0;
   for (size_t begin = 0; begin < help.size();) {
     const size_t end = help.find('\n', begin);

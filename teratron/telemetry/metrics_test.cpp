@@ -193,6 +193,18 @@ TEST(Progress, BarFromTheStartToTheEnd) {
   EXPECT_EQ(bars.all.back(), "") << "it is removed";
 }
 
+TEST(Progress, AnEvaluationTakesThePlaceOfTheSteps) {
+  Texts bars;
+  Progress progress({.total = 3}, {.bar = bars.sink(), .redraw = milliseconds(1)});
+  progress.step(1, 1.0);
+  progress.evaluating(0, 50);
+  bars.wait_for("] evaluation   0% 0/50");
+  progress.evaluating(20, 50);
+  bars.wait_for("] evaluation  40% 20/50 | ");
+  progress.evaluated();
+  bars.wait_for("]  33% 1/3 | 1000 ms/it");
+}
+
 TEST(Progress, LinesOnlyInSilence) {
   Texts lines;
   {

@@ -18,7 +18,8 @@ constexpr double kSmoothing = 0.1;
 std::string progress_text(const ProgressState& state) {
   const int64_t total = std::max<int64_t>(state.total, 1);
   const int64_t done = std::clamp<int64_t>(state.iteration, 0, total);
-  std::string text = fmt::format("{:3d}% {}/{}", done * 100 / total, state.iteration, state.total);
+  std::string text = fmt::format("{}{}{:3d}% {}/{}", state.what, state.what.empty() ? "" : " ",
+                                 done * 100 / total, state.iteration, state.total);
   if (state.seconds_per_iteration <= 0.0) return text;
   const auto time_for = [&](int64_t steps) {
     return short_duration(std::max(double(steps) * state.seconds_per_iteration - state.seconds_since, 0.0));
@@ -74,6 +75,23 @@ void Progress::step(int64_t iteration, double seconds) {
   mean = early ? seconds : (1.0 - kSmoothing) * mean + kSmoothing * seconds;
 }
 
+void Progress::evaluating(int64_t done, int64_t total) {
+  const std::lock_guard lock(mutex_);
+  if (!evaluation_) evaluation_began_ = Clock::now();
+  last_step_ = Clock::now();
+  const double seconds = std::chrono::duration<double>(last_step_ - evaluation_began_).count();
+  evaluation_ = {.what = "evaluation",
+                 .iteration = done,
+                 .total = total,
+                 .seconds_per_iteration = done > 0 ? seconds / static_cast<double>(done) : 0.0};
+}
+
+void Progress::evaluated() {
+  const std::lock_guard lock(mutex_);
+  evaluation_.reset();
+  last_step_ = last_line_ = Clock::now();
+}
+
 void Progress::logged() {
   const std::lock_guard lock(mutex_);
   last_line_ = Clock::now();
@@ -88,7 +106,7 @@ void Progress::run() {
   std::unique_lock lock(mutex_);
   do {
     const Clock::time_point now = Clock::now();
-    ProgressState state = state_;
+    ProgressState state = evaluation_.value_or(state_);
     state.seconds_since = std::chrono::duration<double>(now - last_step_).count();
     const bool silent = now - last_line_ >= output_.silence;
     if (silent) last_line_ = now;

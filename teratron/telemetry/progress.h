@@ -4,6 +4,8 @@
 //   [########----------------]  34% 340/1000 | 412 ms/it | left 4m31s | next save 41s
 // After 30 s without a log line:
 //   progress:  34% 340/1000 | 412 ms/it | left 4m31s | next save 41s
+// During an evaluation:
+//   [########----------------] evaluation  34% 34/100 | 137 ms/it | left 9s
 #pragma once
 
 #include <chrono>
@@ -11,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -20,6 +23,7 @@
 namespace teratron {
 
 struct ProgressState {
+  std::string_view what = "";  // empty: the training
   int64_t iteration = 0;
   int64_t total = 0;
   int64_t save_interval = 0;  // 0: no checkpoints
@@ -58,6 +62,9 @@ class Progress {
 
   /// After each step.
   void step(int64_t iteration, double seconds);
+  /// Shows an evaluation in place of the steps, until evaluated().
+  void evaluating(int64_t done, int64_t total);
+  void evaluated();
   /// A log line was printed.
   void logged();
   /// Exponential moving average over about 20 steps. The first step (warm-up) is dropped after the second.
@@ -72,6 +79,8 @@ class Progress {
   std::condition_variable ended_;
   bool end_ = false;
   ProgressState state_;
+  std::optional<ProgressState> evaluation_;
+  Clock::time_point evaluation_began_;
   int64_t steps_ = 0;
   Clock::time_point last_step_;
   Clock::time_point last_line_;

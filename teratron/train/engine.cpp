@@ -338,10 +338,21 @@ std::optional<std::string> TrainEngine::finish(const StepResult& result) {
 }
 
 StepResult TrainEngine::evaluate(const MicroBatches& microbatches, int64_t count) {
+  return evaluate(microbatches, {count, count}, [](int64_t, int64_t most) { return most; }).value();
+}
+
+std::optional<StepResult> TrainEngine::evaluate(const MicroBatches& microbatches, const EvaluationSize& size,
+                                                const NextPart& next_part) {
   const at::NoGradGuard no_grad;
   DeviceScalars scalars = zero_scalars();
-  MicroBatchBuffer batches(microbatches, /*training=*/false);
-  run_schedule_into(scalars, batches, {.microbatches = count, .training = false});
+  for (int64_t done = 0; done < size.most;) {
+    const int64_t part = std::min(next_part(done, size.most), size.most - done);
+    if (part == 0) return std::nullopt;
+    MicroBatchBuffer batches([&](int64_t i) { return microbatches(done + i); }, /*training=*/false);
+    const int64_t mine = std::clamp<int64_t>(size.mine - done, 0, part);
+    if (mine > 0) run_schedule_into(scalars, batches, {.microbatches = mine, .training = false});
+    done += part;
+  }
   sum_over_ranks(scalars);
   return PendingStep(scalars).wait();
 }

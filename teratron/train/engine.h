@@ -81,6 +81,15 @@ struct StateMemory {
 /// "memory of weights, gradients and optimizer: 2.0 + 4.0 + 2.5 = 8.5 bytes per parameter, 1.23 GB".
 std::string to_string(const StateMemory& memory);
 
+/// Micro-batches of an evaluation.
+struct EvaluationSize {
+  int64_t mine = 0;  // of this rank
+  int64_t most = 0;  // of the rank that has most
+};
+/// How many micro-batches come after the first `done` ones of `most`, before the next question; 0 ends the
+/// evaluation. The same on all ranks.
+using NextPart = std::function<int64_t(int64_t done, int64_t most)>;
+
 class TrainEngine {
  public:
   TrainEngine(const EngineOptions& options, const Mesh& mesh);
@@ -95,6 +104,9 @@ class TrainEngine {
   bool fixes_shapes() const;
   /// Mean losses over `count` micro-batches on every data-parallel rank, without training.
   StepResult evaluate(const MicroBatches& microbatches, int64_t count);
+  /// The same in parts. Nothing if `next_part` ended it.
+  std::optional<StepResult> evaluate(const MicroBatches& microbatches, const EvaluationSize& size,
+                                     const NextPart& next_part);
 
   /// Logits [S, B, vocabulary] of one micro-batch, without dropout, on every tensor-parallel rank of the last
   /// pipeline stage; undefined on the others. Collective over the model.

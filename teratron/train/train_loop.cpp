@@ -232,6 +232,7 @@ void TrainLoop::report_timers(Timers& timers, int64_t iterations) {
 
 void TrainLoop::train() {
   open_logs();
+  show_progress();
   if (args().skip_train) {
     if (is_first_rank()) print("skipping training (--skip-train is on) ...");
     return;
@@ -243,7 +244,6 @@ void TrainLoop::train() {
     print("training ...");
     print_line(datetime_line("before the start of training step", wall_clock()));
   }
-  show_progress();
   const MicroBatches microbatches = trainer_.batches_from(*source);
   std::optional<PendingStep> pending;
   auto last = std::chrono::steady_clock::now();
@@ -275,7 +275,6 @@ void TrainLoop::train() {
   }
   if (pending) finish_step(*std::move(pending));
   log_interval();
-  progress_.reset();
   if (is_first_rank() && stop_reason_ != StopReason::signal) {
     print_line(datetime_line("after training is done", wall_clock()));
   }
@@ -301,6 +300,18 @@ void TrainLoop::run_intervals() {
   handle_save([this] { return save(); });
 }
 
+void TrainLoop::tell_stop() const {
+  if (!args().save && !args().skip_train) {
+    warn("stopped by a signal, and {}: there is no --save",
+         args().hf_out ? "only the weights were kept, in --hf-out" : "nothing was saved");
+  } else if (stop_signal_ > 0 && (args().skip_train || state().iteration >= trainer_.train_iters())) {
+    print("stopped by signal {} before the evaluation was complete", stop_signal_);
+  } else if (stop_signal_ > 0) {
+    print("stopped by signal {} after saving iteration {}; start again to go on", stop_signal_,
+          state().iteration);
+  }
+}
+
 ExitCode TrainLoop::finish() {
   handle_save([this] { return trainer_.finish_save(); });
   // Saved before anything else can fail, but logged where Megatron-LM logs it.
@@ -310,18 +321,12 @@ ExitCode TrainLoop::finish() {
     if (!saved) saved = trainer_.finish_save();
   }
   export_model();
-  const bool again = stop_reason_ == StopReason::signal || stop_reason_ == StopReason::autoresume;
-  if (!args().save && again && is_first_rank()) {
-    warn("stopped by a signal, and {}: there is no --save",
-         args().hf_out ? "only the weights were kept, in --hf-out" : "nothing was saved");
-  }
   if (stop_reason_ == StopReason::none) evaluate(Split::valid, "the end of training for val data");
   if (saved) log_save(*saved);
-  if (stop_signal_ > 0 && args().save && is_first_rank()) {
-    print("stopped by signal {} after saving iteration {}; start again to go on", stop_signal_,
-          state().iteration);
-  }
   if (stop_reason_ == StopReason::none) evaluate(Split::test, "the end of training for test data");
+  progress_.reset();
+  const bool again = stop_reason_ == StopReason::signal || stop_reason_ == StopReason::autoresume;
+  if (again && is_first_rank()) tell_stop();
   if (stop_reason_ == StopReason::autoresume && is_first_rank()) {
     notice("autoresume: {} requested the stop and is removed", autoresume_file().string());
     std::error_code error;

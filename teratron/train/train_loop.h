@@ -70,6 +70,9 @@ class TrainLoop {
   void report_timers(Timers& timers, int64_t iterations);
   /// Evaluates --eval-iters steps of a split without changing the counters; `prefix` as in Megatron-LM's log.
   void evaluate(Split split, const std::string& prefix);
+  /// The evaluation of a split, or of the whole validation split, in parts of about a second. Between them
+  /// the ranks agree whether a signal ends it: then there is no result, and the training stops.
+  std::optional<StepResult> evaluate_in_parts(Split split, bool whole);
   /// Evaluates the whole validation split after an epoch of --num-train-epochs.
   void evaluate_epoch();
   void log_evaluation(EvalMetrics metrics, const StepResult& result);
@@ -81,6 +84,8 @@ class TrainLoop {
   /// Calls `saving` and logs what it committed. A failed save (full disk) does not stop the training: the
   /// next interval tries again.
   void handle_save(const std::function<std::optional<SaveMetrics>()>& saving);
+  /// Why the run ends early, and what becomes of it. On rank 0.
+  void tell_stop() const;
   /// --hf-out, if the training is finished, or if nothing else keeps its weights.
   void export_model();
   bool must_finish_now() const;

@@ -315,9 +315,17 @@ StepResult Trainer::eval_step(BatchSource& source, int64_t steps) {
   return engine_->evaluate(batches_from(source), steps * eval_batch_size().microbatches);
 }
 
-StepResult Trainer::eval_whole_valid() {
+std::optional<StepResult> Trainer::evaluate(Split split, const NextPart& next_part) {
+  const std::unique_ptr<BatchSource> source = open(split);
+  const int64_t count = args_.eval_iters * eval_batch_size().microbatches;
+  return engine_->evaluate(batches_from(*source), {count, count}, next_part);
+}
+
+std::optional<StepResult> Trainer::evaluate_whole_valid(const NextPart& next_part) {
   const std::unique_ptr<BatchSource> source = data_->open_whole_valid();
-  return engine_->evaluate(batches_from(*source), data_->whole_valid_microbatches());
+  const EvaluationSize size = {.mine = data_->whole_valid_microbatches(mesh_.data_parallel().rank),
+                               .most = data_->whole_valid_microbatches(0)};
+  return engine_->evaluate(batches_from(*source), size, next_part);
 }
 
 at::Tensor Trainer::average(const at::Tensor& tensor) const {

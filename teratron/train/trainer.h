@@ -90,9 +90,11 @@ class Trainer {
   StepResult train_step(const MicroBatches& microbatches);
   /// Mean losses over `steps` batches of eval_batch_size(), without training. Does not change the counters.
   StepResult eval_step(BatchSource& source, int64_t steps = 1);
-  /// The same over the whole validation split (TrainData::has_whole_valid()).
+  /// Mean losses over --eval-iters steps of a split, or over the whole validation split
+  /// (TrainData::has_whole_valid()). Nothing if `next_part` ended it.
+  std::optional<StepResult> evaluate(Split split, const NextPart& next_part);
+  std::optional<StepResult> evaluate_whole_valid(const NextPart& next_part);
   bool has_whole_valid() const { return data_->has_whole_valid(); }
-  StepResult eval_whole_valid();
   /// Logits [S, B, vocabulary] of one micro-batch of this data-parallel rank, without dropout: on the last
   /// pipeline stage, undefined on the others.
   at::Tensor logits(const MicroBatch& batch) { return engine_->logits(batch); }

@@ -116,9 +116,9 @@ def test_a_tokenizer_by_its_name_comes_from_the_cache(tmp_path):
 def test_what_is_missing_or_too_much(tmp_path):
     random_model("gpt2").save_pretrained(tmp_path / "in")
     hf = ["--from-hf", tmp_path / "in"]
-    for flags, message in [([], "not one source"), (hf, "not one destination"),
-                           ([*hf, "--load", "x", "--save", "y"], "not one source"),
-                           ([*hf, "--to-hf", "x", "--save", "y"], "not one destination"),
+    for flags, message in [([], "no source is given"), (hf, "no destination is given"),
+                           ([*hf, "--load", "x", "--save", "y"], "more than one source"),
+                           ([*hf, "--to-hf", "x", "--save", "y"], "more than one destination"),
                            (["--load", "x", "--save", "y"], "the same format"),
                            ([*hf, "--save", tmp_path / "y", "--num-layers", 3], "unknown argument")]:
         assert message in run("ckpt", "convert", *flags, code=2), flags

@@ -151,14 +151,21 @@ std::string wrap(const std::string& text, size_t indent, size_t width) {
   return out;
 }
 
+// The default in --help, a list without Python's brackets and quotes. Empty: none, or a switch.
+std::string default_text(const Value& initial) {
+  std::string text = python_str(initial);
+  if (text == "None" || text == "False" || text == "True") return "";
+  if (text.starts_with('[')) std::erase_if(text, [](char c) { return c == '[' || c == ']' || c == '\''; });
+  return text;
+}
+
 std::string help_row(const Field& field, const Value& initial) {
   constexpr size_t indent = 34;
   std::string left = fmt::format("  {}", main_flag(field, initial));
   if (!field.traits.aliases.empty()) left += fmt::format(", {}", field.traits.aliases);
   if (const std::string hint = value_hint(field); !hint.empty()) left += ' ' + hint;
   std::string right = help_of(field, initial);
-  const std::string text = python_str(initial);
-  if (text != "None" && text != "False" && text != "True") right += fmt::format(" [{}]", text);
+  if (const std::string text = default_text(initial); !text.empty()) right += fmt::format(" [{}]", text);
   if (const std::string status = status_text(field); !status.empty()) right += fmt::format(" ({})", status);
   if (left.size() + 2 > indent) {
     left += '\n' + std::string(indent, ' ');

@@ -68,8 +68,8 @@ bool in_range(const Field& field, double value, std::string_view text, Problem& 
 std::optional<int64_t> parse_integer(const Field& field, const std::string& text, Problem& problem) {
   const std::optional<int64_t> value = parse_number<int64_t>(text);
   if (!value) {
-    problem.what = fmt::format("{} = '{}' is not a 64-bit integer", field.name, printable(text));
-    problem.fix = "Use digits only";
+    problem.what = fmt::format("{} = '{}' is not a whole number", field.name, printable(text));
+    problem.fix = "Use digits only, for a number below 2^63";
     return std::nullopt;
   }
   if (!in_range(field, static_cast<double>(*value), text, problem)) return std::nullopt;

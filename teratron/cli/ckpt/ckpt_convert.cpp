@@ -120,6 +120,10 @@ HfTokenizer choose_tokenizer(const std::string& name, const CheckpointInfo& chec
                           "--to-megatron"});
 }
 
+void require_one(const char* what, int given) {
+  if (given != 1) refuse(fmt::format("{} {} is given", given == 0 ? "no" : "more than one", what));
+}
+
 int count(std::initializer_list<const std::string*> values) {
   return static_cast<int>(std::ranges::count_if(values, [](const auto* value) { return !value->empty(); }));
 }
@@ -130,11 +134,9 @@ int count(std::initializer_list<const std::string*> values) {
 /// the direction flag says otherwise.
 void CheckpointConversion::resolve_paths() {
   Flags& f = *flags_;
-  if (count({&f.from_hf, &f.from_megatron, &f.load, &f.load_path}) != 1)
-    refuse("there is not one source, but none or several");
+  require_one("source", count({&f.from_hf, &f.from_megatron, &f.load, &f.load_path}));
   const int destinations = count({&f.save, &f.to_hf, &f.megatron.to_megatron, &f.save_path});
-  if (destinations > 1 || (destinations == 0 && !f.print_structure))
-    refuse("there is not one destination, but none or several");
+  if (destinations > 0 || !f.print_structure) require_one("destination", destinations);
   if (!f.load_path.empty()) {
     const CheckpointFormat format = checkpoint_format(f.load_path);
     (format == CheckpointFormat::teratron   ? f.load

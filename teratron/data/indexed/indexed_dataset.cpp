@@ -46,7 +46,16 @@ bool is_file(const std::string& path) {
 // The .idx file. Text in place of a dataset is a frequent mistake.
 std::string index_file(const std::string& prefix) {
   const std::string index = prefix + ".idx";
-  if (is_file(index) || !is_file(prefix)) return index;
+  if (is_file(index)) return index;
+  for (const char* suffix : {"_text_document", "_text_sentence"}) {
+    const std::string written = prefix + suffix;
+    if (is_file(written + ".idx"))
+      throw data_error({.what = "there is no such dataset",
+                        .where = printable(index, 1000),
+                        .fix = fmt::format("Use {}: preprocess adds the name of the texts to --output-prefix",
+                                           printable(written, 1000))});
+  }
+  if (!is_file(prefix)) return index;
   const std::string name = printable(prefix.substr(0, prefix.find('.', prefix.rfind('/') + 1)), 1000);
   const bool has_lines = prefix.find(".json") != prefix.npos;
   const std::string input = has_lines ? printable(prefix, 1000) : name + ".jsonl";

@@ -137,6 +137,9 @@ TEST(IndexedDataset, MissingFile) {
   TemporaryFolder folder;
   EXPECT_NE(message_of([&] { IndexedDataset(folder / "none"); }).find("none.idx"), std::string::npos);
   EXPECT_NE(message_of([&] { BinaryReader(folder.path().string()); }).find("directory"), std::string::npos);
+  write_bytes(folder / "my_text_document.idx", "");
+  EXPECT_NE(message_of([&] { IndexedDataset(folder / "my"); }).find("Use " + (folder / "my_text_document")),
+            std::string::npos);
 }
 
 TEST(IndexedDataset, TextInPlaceOfADatasetSaysWhatToRun) {

@@ -92,8 +92,9 @@ IndexArray build(const IndexedDataset& dataset, std::span<const int64_t> starts,
     }
     if (builder.size() > before) continue;
     throw data_error(
-        {.what = fmt::format("none of the {} documents has {} sentences without one above {} tokens",
-                             starts.size() - 1, options.min_sentences, kLongSentence),
+        {.what = fmt::format(
+             "each of the {} documents has fewer than {} sentences, or one of more than {} tokens",
+             starts.size() - 1, options.min_sentences, kLongSentence),
          .fix = "Preprocess the text with --split-sentences"});
   }
   return builder.shuffled();

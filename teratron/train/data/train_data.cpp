@@ -184,9 +184,9 @@ std::unique_ptr<BatchSource> TrainData::open(Split split, int64_t consumed_sampl
                       .data_sharding = args_.data_sharding});
 }
 
-int64_t TrainData::whole_valid_microbatches() const {
-  const Group& data_parallel = mesh_.data_parallel();
-  return (whole_valid_samples_ - data_parallel.rank + data_parallel.size - 1) / data_parallel.size;
+int64_t TrainData::whole_valid_microbatches(int64_t data_parallel_rank) const {
+  const int64_t ranks = mesh_.data_parallel().size;
+  return (whole_valid_samples_ - data_parallel_rank + ranks - 1) / ranks;
 }
 
 std::unique_ptr<BatchSource> TrainData::open_whole_valid() const {

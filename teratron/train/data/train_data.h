@@ -45,11 +45,11 @@ class TrainData {
   /// there is no such split.
   std::unique_ptr<BatchSource> open(Split split, int64_t consumed_samples) const;
 
-  /// The whole validation split once, in micro-batches of one sample: this data-parallel rank's, of which
-  /// there are whole_valid_microbatches(). Kept with --num-train-epochs and --full-validation, unless
+  /// The whole validation split once, in micro-batches of one sample: this data-parallel rank's. Rank 0 has
+  /// the most. Kept with --num-train-epochs and --full-validation, unless
   /// evaluation is off.
   bool has_whole_valid() const { return whole_valid_samples_ > 0; }
-  int64_t whole_valid_microbatches() const;
+  int64_t whole_valid_microbatches(int64_t data_parallel_rank) const;
   std::unique_ptr<BatchSource> open_whole_valid() const;
 
  private:

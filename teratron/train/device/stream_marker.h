@@ -14,6 +14,9 @@ class StreamMarker {
   void record(at::Device device);
   /// Does not wait.
   bool reached() const { return !event_ || event_->query(); }
+  void wait() const {
+    if (event_) event_->synchronize();
+  }
 
  private:
   std::optional<c10::Event> event_;
