@@ -26,8 +26,10 @@ std::vector<T> all_of(const IndexArray& array) {
 }
 
 void expect_index(const BlendIndex& index, const json& expected) {
-  EXPECT_EQ(sha256_of(all_of<int16_t>(index.dataset_index)), expected["dataset_index_sha256"]);
-  EXPECT_EQ(sha256_of(all_of<int64_t>(index.dataset_sample_index)), expected["dataset_sample_index_sha256"]);
+  EXPECT_EQ(sha256_of(all_of<int16_t>(index.dataset_index)),
+            expected["dataset_index_sha256"].get<std::string>());
+  EXPECT_EQ(sha256_of(all_of<int64_t>(index.dataset_sample_index)),
+            expected["dataset_sample_index_sha256"].get<std::string>());
   if (expected.contains("dataset_index")) {
     EXPECT_EQ(json(all_of<int64_t>(index.dataset_index)), expected["dataset_index"]);
   }

@@ -194,7 +194,7 @@ RankGroups RankGrid::groups(const std::vector<Axis>& axes) const {
 RankGroups RankGrid::embedding_groups() const {
   RankGroups result = groups({Axis::pp});
   for (auto& ranks : result) {
-    if (ranks.size() > 1) ranks = {ranks.front(), ranks.back()};
+    if (ranks.size() > 2) ranks.erase(ranks.begin() + 1, ranks.end() - 1);
   }
   return result;
 }
