@@ -195,6 +195,20 @@ __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
 }
 
+/// True in one thread of the warp, always the same; all its threads must call it. If a condition on threadIdx
+/// chooses the thread instead, the compiler wraps each TMA copy in a loop over threads. sm_90.
+__device__ inline bool elect_one() {
+  uint32_t elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred one;\n"
+      "elect.sync _|one, 0xFFFFFFFF;\n"
+      "selp.u32 %0, 1, 0, one;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 /// Changes the registers per thread of this warpgroup.
 template <int registers>
 __device__ void setmaxnreg_inc() {

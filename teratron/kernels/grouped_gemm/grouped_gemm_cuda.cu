@@ -235,9 +235,9 @@ __global__ void __launch_bounds__(threads, 1) kernel(const __grid_constant__ Par
     cluster_sync();
     if (threadIdx.x < helper_threads) {
       setmaxnreg_dec<helper_registers>();
-      const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32, 0);
-      if (threadIdx.x == 0) {
-        load_operands<T>(p, shared);
+      const int warp = warp_index();
+      if (warp == 0) {
+        if (elect_one()) load_operands<T>(p, shared);
       } else if (warp == 1 || warp == 2) {
         copy_tiles<T>(p, shared, warp - 1);
       }

@@ -48,9 +48,13 @@ __device__ Shared& shared_memory() {
   return *reinterpret_cast<Shared*>(memory + (1024 - shared_address(memory) % 1024) % 1024);
 }
 
+/// Warp of the block, warp-uniform.
+__device__ inline int warp_index() {
+  return __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32, 0);
+}
 /// Consumer 0 or 1, warp-uniform.
 __device__ inline int consumer() {
-  return __shfl_sync(0xFFFFFFFFu, (static_cast<int>(threadIdx.x) - helper_threads) / warpgroup, 0);
+  return (warp_index() * 32 - helper_threads) / warpgroup;
 }
 
 /// TMA descriptor of `count` row-major matrices [rows, columns] of bf16, `stride` elements apart.

@@ -2,8 +2,9 @@
 //
 // A cluster of two blocks computes two tiles of 128 x 256, one above the other, which share x by TMA
 // multicast. In a block one producer warp loads 32 rows of dy and x at a time; two consumer warpgroups
-// multiply, store 64 rows of the tile in shared memory and let TMA write them or add them to what is there,
-// while they multiply the next tile. Rows after the end of the group are zeroed in shared memory.
+// multiply 64 rows of the tile each. A warp passes its 16 rows through two small buffers in shared memory, from
+// which TMA writes them or adds them to what is there. Rows after the end of the group are zeroed in shared
+// memory.
 // Memory is busy while a tile is multiplied, too: the producer prefetches into L2 the gradients to which the
 // tile will be added.
 #include "teratron/kernels/grouped_gemm/grouped_gemm_launch.cuh"
@@ -12,20 +13,22 @@ namespace teratron::cuda {
 namespace grouped {
 namespace {
 
-constexpr int stages = 4, tile_k = 32;
+constexpr int stages = 6, tile_k = 32;
 constexpr int block_values = swizzle_values * tile_k;  // of a box: 64 columns of tile_k rows
-constexpr int store_columns = 32;                      // f32 in a swizzled row
-constexpr int store_boxes = tile_columns / store_columns;
+// A warp stores boxes of its rows, some at a time.
+constexpr int store_rows = 16, store_columns = 32;  // f32 in a swizzled row
+constexpr int store_boxes = tile_columns / store_columns, buffer_boxes = 2, store_buffers = 2;
+static_assert(store_boxes % (buffer_boxes * store_buffers) == 0);
 
 struct Shared {
   bf16 dy[stages][tile_rows * tile_k];
   bf16 x[stages][tile_columns * tile_k];
-  float product[2][store_boxes][warpgroup_rows * store_columns];  // of each consumer
+  float product[tile_rows / store_rows][store_buffers][buffer_boxes][store_rows * store_columns];
   Barriers<stages> barriers;
 };
 
 struct Params {
-  CUtensorMap dy, x, dw;
+  CUtensorMap dy, x, dw, dw_columns;  // boxes of dw for a warp, and of all rows of a tile
   int groups, m, n;
   bool add;
   const int32_t* ends;
@@ -35,7 +38,8 @@ struct Tile {
   int group, begin, end;  // rows of dy and x
   int row, column;        // first of the gradient
 
-  __device__ int steps() const { return (end - begin + tile_k - 1) / tile_k; }
+  /// At least one: its rows are zeroed.
+  __device__ int steps() const { return max((end - begin + tile_k - 1) / tile_k, 1); }
 };
 
 constexpr int pair_rows = tile_rows * blocks_per_cluster;
@@ -120,10 +124,9 @@ __device__ void load_rows(const Params& p, Shared& shared, const Tile& tile, int
 
 /// Boxes [begin, end) of the gradients of a tile into L2.
 __device__ void prefetch_gradients(const Params& p, const Tile& tile, int begin, int end) {
-  for (int i = begin; i < min(end, 2 * store_boxes); ++i) {
-    const int row = tile.row + i / store_boxes * warpgroup_rows,
-              column = tile.column + i % store_boxes * store_columns;
-    if (row < p.m && column < p.n) tma_prefetch({p.dw, column, row, tile.group});
+  for (int i = begin; i < min(end, store_boxes); ++i) {
+    const int column = tile.column + i * store_columns;
+    if (tile.row < p.m && column < p.n) tma_prefetch({p.dw_columns, column, tile.row, tile.group});
   }
 }
 
@@ -131,8 +134,8 @@ __device__ void load_operands(const Params& p, Shared& shared) {
   PipelineState<stages> pipeline;
   for (Tiles tiles(p); tiles.more(); tiles.next()) {
     const Tile tile = tiles.tile();
-    const int boxes = p.add ? (2 * store_boxes - 1) / max(tile.steps(), 1) + 1 : 0;  // per step
-    for (int step = 0; step < tile.steps(); ++step, pipeline.next()) {
+    const int steps = tile.steps(), boxes = p.add ? (store_boxes - 1) / steps + 1 : 0;  // per step
+    for (int step = 0; step < steps; ++step, pipeline.next()) {
       mbarrier_wait(shared_address(&shared.barriers.empty[pipeline.stage()]), pipeline.phase() ^ 1);
       load_rows(p, shared, tile, tile.begin + step * tile_k, pipeline.stage());
       prefetch_gradients(p, tile, step * boxes, (step + 1) * boxes);
@@ -158,7 +161,7 @@ __device__ void zero_rest(Shared& shared, int stage, int rows, int half) {
   named_barrier_sync(3, 2 * warpgroup);
 }
 
-/// Adds the product of 64 rows of a tile.
+/// The product of 64 rows of a tile.
 __device__ void multiply(const Tile& tile, Shared& shared, int half, PipelineState<stages>& pipeline,
                          float (&d)[tile_columns / 2]) {
   constexpr uint32_t step_bytes = 16 * 128, block_bytes = block_values * sizeof(bf16);
@@ -166,42 +169,40 @@ __device__ void multiply(const Tile& tile, Shared& shared, int half, PipelineSta
                      mn_major_descriptor(shared_address(shared.dy[0] + half * block_values), block_bytes),
                  first_b = mn_major_descriptor(shared_address(shared.x[0]), block_bytes);
   int last = 0;
-  for (int row = tile.begin; row < tile.end; row += tile_k, pipeline.next()) {
-    const int s = pipeline.stage();
+  for (int step = 0; step < tile.steps(); ++step, pipeline.next()) {
+    const int s = pipeline.stage(), rows = tile.end - tile.begin - step * tile_k;
     mbarrier_wait(shared_address(&shared.barriers.full[s]), pipeline.phase());
-    if (row + tile_k > tile.end) zero_rest(shared, s, tile.end - row, half);
+    if (rows < tile_k) zero_rest(shared, s, rows, half);
     const uint64_t a = advance_descriptor(first_a, s * sizeof shared.dy[0]),
                    b = advance_descriptor(first_b, s * sizeof shared.x[0]);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < tile_k / 16; ++i)
       wgmma<true, true>(d, advance_descriptor(a, i * step_bytes), advance_descriptor(b, i * step_bytes),
-                        /*add=*/true);
+                        step + i > 0);
     wgmma_commit();
     wgmma_wait<1>();
-    if (row > tile.begin) shared.barriers.release(last);
+    if (step > 0) shared.barriers.release(last);
     last = s;
   }
   wgmma_wait<0>();
   wgmma_fence_registers(d);
-  if (tile.end > tile.begin) shared.barriers.release(last);
+  shared.barriers.release(last);
 }
 
 __device__ void store_pair(SharedAddress to, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
 }
 
-/// Stores the accumulators as TMA reads them: boxes of 32 columns, whose packs of four are swizzled. Odd rows
+/// Stores accumulators as TMA reads them: boxes of 32 columns, whose packs of four are swizzled. Odd rows
 /// store columns 16 further or back, so that the four rows of half a warp lie in different banks.
-__device__ void store_product(float (&product)[store_boxes][warpgroup_rows * store_columns],
-                              const float (&d)[tile_columns / 2]) {
-  const int warp = threadIdx.x % warpgroup / 32, lane = threadIdx.x % 32;
-  const int row = 16 * warp + lane / 4;
+__device__ void store_product(float (&product)[buffer_boxes][store_rows * store_columns], const float* d) {
+  const int lane = threadIdx.x % 32, row = lane / 4;
   const bool odd = row % 2 == 1;
   const SharedAddress first = shared_address(product[0] + row * store_columns);
 #pragma unroll
-  for (int j = 0; j < tile_columns / 8; ++j) {
-    const int eight = j % 4 ^ (odd ? 2 : 0), pack = (2 * eight + lane % 4 / 2) ^ (row % 8);
+  for (int j = 0; j < buffer_boxes * store_columns / 8; ++j) {
+    const int eight = j % 4 ^ (odd ? 2 : 0), pack = (2 * eight + lane % 4 / 2) ^ row;
     const SharedAddress to = first + (4 * pack + 2 * (lane % 2)) * sizeof(float) + j / 4 * sizeof product[0];
 #pragma unroll
     for (int c = 0; c < 4; c += 2) {
@@ -212,29 +213,40 @@ __device__ void store_product(float (&product)[store_boxes][warpgroup_rows * sto
   }
 }
 
+/// By each warp of the consumers: writes its rows of the tile, or adds them.
+__device__ void store_rows_of_tile(const Params& p, const Tile& tile, Shared& shared,
+                                   const float (&d)[tile_columns / 2]) {
+  const int warp = warp_index() - helper_threads / 32, row = tile.row + warp * store_rows;
+#pragma unroll
+  for (int box = 0; box < store_boxes; box += buffer_boxes) {
+    auto& buffer = shared.product[warp][box / buffer_boxes % store_buffers];
+    if (elect_one()) bulk_wait_read<store_buffers - 1>();
+    __syncwarp();
+    store_product(buffer, d + box * store_columns / 2);
+    fence_proxy_async();
+    __syncwarp();
+    if (elect_one()) {
+#pragma unroll
+      for (int i = 0; i < buffer_boxes; ++i) {
+        const int column = tile.column + (box + i) * store_columns;
+        if (row < p.m && column < p.n)
+          tma_store({p.dw, column, row, tile.group}, shared_address(buffer[i]), p.add);
+      }
+      bulk_commit();
+    }
+    __syncwarp();
+  }
+}
+
 __device__ void compute_tiles(const Params& p, Shared& shared, int half) {
-  const bool leader = threadIdx.x % warpgroup == 0;
-  const int barrier = 1 + half;
   PipelineState<stages> pipeline;
   for (Tiles tiles(p); tiles.more(); tiles.next()) {
     const Tile tile = tiles.tile();
-    float d[tile_columns / 2] = {};
+    float d[tile_columns / 2];
     multiply(tile, shared, half, pipeline, d);
-    if (leader) bulk_wait_read<0>();
-    named_barrier_sync(barrier, warpgroup);
-    store_product(shared.product[half], d);
-    fence_proxy_async();
-    named_barrier_sync(barrier, warpgroup);
-    const int row = tile.row + half * warpgroup_rows;
-    if (leader && row < p.m) {
-      for (int i = 0; i < store_boxes && tile.column + i * store_columns < p.n; ++i)
-        tma_store({p.dw, tile.column + i * store_columns, row, tile.group},
-                  shared_address(shared.product[half][i]), p.add);
-      bulk_commit();
-    }
-    __syncwarp();  // wgmma needs whole warps
+    store_rows_of_tile(p, tile, shared, d);
   }
-  if (leader) bulk_wait_read<0>();
+  if (elect_one()) bulk_wait_read<0>();
 }
 
 __global__ void __launch_bounds__(threads, 1) kernel(const __grid_constant__ Params p) {
@@ -244,7 +256,7 @@ __global__ void __launch_bounds__(threads, 1) kernel(const __grid_constant__ Par
     cluster_sync();
     if (threadIdx.x < helper_threads) {
       setmaxnreg_dec<helper_registers>();
-      if (threadIdx.x == 0) load_operands(p, shared);
+      if (warp_index() == 0 && elect_one()) load_operands(p, shared);
     } else {
       setmaxnreg_inc<consumer_registers>();
       compute_tiles(p, shared, consumer());
@@ -253,13 +265,13 @@ __global__ void __launch_bounds__(threads, 1) kernel(const __grid_constant__ Par
   }
 }
 
-CUtensorMap gradient_map(const GroupedWeightGradientArgs& args) {
+CUtensorMap gradient_map(const GroupedWeightGradientArgs& args, uint32_t box_rows) {
   return make_tensor_map<3>({.data = args.dw,
                              .type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
                              .sizes = {static_cast<uint64_t>(args.n), static_cast<uint64_t>(args.m),
                                        static_cast<uint64_t>(args.groups.count)},
                              .strides = {args.n * sizeof(float), args.dw_stride * sizeof(float)},
-                             .box = {store_columns, warpgroup_rows, 1}});
+                             .box = {store_columns, box_rows, 1}});
 }
 
 }  // namespace
@@ -269,7 +281,8 @@ void grouped_weight_gradient(const GroupedWeightGradientArgs& args, CUstream_st*
   using namespace grouped;
   const Params p{.dy = matrix_map(args.dy, args.groups.rows, args.m, tile_k),
                  .x = matrix_map(args.x, args.groups.rows, args.n, tile_k),
-                 .dw = gradient_map(args),
+                 .dw = gradient_map(args, store_rows),
+                 .dw_columns = gradient_map(args, tile_rows),
                  .groups = static_cast<int>(args.groups.count),
                  .m = static_cast<int>(args.m),
                  .n = static_cast<int>(args.n),
