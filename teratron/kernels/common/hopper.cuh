@@ -35,6 +35,10 @@ __device__ inline void mbarrier_arrive_expect_tx(SharedAddress barrier, uint32_t
                : "memory");
 }
 
+__device__ inline void mbarrier_arrive(SharedAddress barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 /// Arrives at the barrier of the same address in block `block` of this cluster.
 __device__ inline void mbarrier_arrive_cluster(SharedAddress barrier, uint32_t block) {
   asm volatile(
@@ -61,6 +65,21 @@ __device__ inline void mbarrier_wait(SharedAddress barrier, uint32_t parity) {
         : "r"(barrier), "r"(parity)
         : "memory");
   } while (done == 0);
+}
+
+/// Whether the phase with this parity has ended.
+__device__ inline bool mbarrier_has_ended(SharedAddress barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
 }
 
 /// Copies `bytes`, a multiple of 16, to this block's shared memory and counts them on `barrier`. sm_90.

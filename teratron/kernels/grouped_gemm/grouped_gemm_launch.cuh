@@ -25,10 +25,10 @@ template <int stages>
 struct Barriers {
   uint64_t full[stages], empty[stages];  // mbarriers
 
-  /// By one thread; a cluster barrier must follow.
-  __device__ void init() {
+  /// By one thread; a cluster barrier must follow. `arrivals`: per stage, of threads that fill it.
+  __device__ void init(int arrivals = 1) {
     for (int s = 0; s < stages; ++s) {
-      mbarrier_init(shared_address(&full[s]), 1);
+      mbarrier_init(shared_address(&full[s]), arrivals);
       mbarrier_init(shared_address(&empty[s]), 2 * blocks_per_cluster);
     }
     fence_mbarrier_init();

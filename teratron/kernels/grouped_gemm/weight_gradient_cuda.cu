@@ -1,34 +1,32 @@
 // Persistent grouped GEMM for gradients of weights: per group a sum over its rows, in f32.
 //
 // A cluster of two blocks computes two tiles of 128 x 256, one above the other, which share x by TMA
-// multicast. In a block one producer warp loads 32 rows of dy and x at a time; two consumer warpgroups
-// multiply 64 rows of the tile each. A warp passes its 16 rows through two small buffers in shared memory, from
-// which TMA writes them or adds them to what is there. Rows after the end of the group are zeroed in shared
-// memory.
-// Memory is busy while a tile is multiplied, too: the producer prefetches into L2 the gradients to which the
-// tile will be added.
+// multicast. In a block one warp loads 32 rows of dy and x at a time; two consumer warpgroups multiply 64
+// rows of the tile each and leave the product in shared memory. Box by box, while the next tile is
+// multiplied, a further warp lets TMA write it or add it to what is there: at once, its bytes would hold up
+// the loads. Rows after the end of the group are zeroed in shared memory.
 #include "teratron/kernels/grouped_gemm/grouped_gemm_launch.cuh"
 
 namespace teratron::cuda {
 namespace grouped {
 namespace {
 
-constexpr int stages = 6, tile_k = 32;
+constexpr int stages = 4, tile_k = 32;
 constexpr int block_values = swizzle_values * tile_k;  // of a box: 64 columns of tile_k rows
-// A warp stores boxes of its rows, some at a time.
-constexpr int store_rows = 16, store_columns = 32;  // f32 in a swizzled row
-constexpr int store_boxes = tile_columns / store_columns, buffer_boxes = 2, store_buffers = 2;
-static_assert(store_boxes % (buffer_boxes * store_buffers) == 0);
+constexpr int store_columns = 32;                      // f32 in a swizzled row
+constexpr int store_boxes = tile_columns / store_columns;
+constexpr int consumer_warps = 2 * warpgroup / 32;
 
 struct Shared {
   bf16 dy[stages][tile_rows * tile_k];
   bf16 x[stages][tile_columns * tile_k];
-  float product[tile_rows / store_rows][store_buffers][buffer_boxes][store_rows * store_columns];
+  float product[store_boxes][tile_rows * store_columns];
   Barriers<stages> barriers;
+  uint64_t product_full, product_empty;  // mbarriers
 };
 
 struct Params {
-  CUtensorMap dy, x, dw, dw_columns;  // boxes of dw for a warp, and of all rows of a tile
+  CUtensorMap dy, x, dw;
   int groups, m, n;
   bool add;
   const int32_t* ends;
@@ -122,25 +120,82 @@ __device__ void load_rows(const Params& p, Shared& shared, const Tile& tile, int
   }
 }
 
-/// Boxes [begin, end) of the gradients of a tile into L2.
-__device__ void prefetch_gradients(const Params& p, const Tile& tile, int begin, int end) {
-  for (int i = begin; i < min(end, store_boxes); ++i) {
-    const int column = tile.column + i * store_columns;
-    if (tile.row < p.m && column < p.n) tma_prefetch({p.dw_columns, column, tile.row, tile.group});
-  }
-}
-
 __device__ void load_operands(const Params& p, Shared& shared) {
   PipelineState<stages> pipeline;
   for (Tiles tiles(p); tiles.more(); tiles.next()) {
     const Tile tile = tiles.tile();
-    const int steps = tile.steps(), boxes = p.add ? (store_boxes - 1) / steps + 1 : 0;  // per step
-    for (int step = 0; step < steps; ++step, pipeline.next()) {
+    for (int step = 0; step < tile.steps(); ++step, pipeline.next()) {
       mbarrier_wait(shared_address(&shared.barriers.empty[pipeline.stage()]), pipeline.phase() ^ 1);
       load_rows(p, shared, tile, tile.begin + step * tile_k, pipeline.stage());
-      prefetch_gradients(p, tile, step * boxes, (step + 1) * boxes);
     }
   }
+}
+
+/// The product of a tile, which is stored box by box in the steps of the next tile, a few steps after the
+/// gradients to which it is added have been prefetched into L2.
+class Product {
+ public:
+  __device__ Product(const Params& p, Shared& shared) : p_(p), shared_(shared) {}
+  __device__ void begin(const Tile& tile) {
+    tile_ = tile;
+    stored_ = prefetched_ = 0;
+    full_ = false;
+  }
+  /// In a step of the next tile.
+  __device__ void advance(int boxes) {
+    if (p_.add)
+      for (int i = 0; i < boxes && prefetched_ < store_boxes; ++i, ++prefetched_)
+        if (is_inside(prefetched_)) tma_prefetch(box(prefetched_));
+    if (stored_ == store_boxes) return;
+    if (!full_) full_ = mbarrier_has_ended(shared_address(&shared_.product_full), phase_);
+    if (full_) store(boxes);
+  }
+  /// Before the next product may be written.
+  __device__ void finish() {
+    if (!full_) mbarrier_wait(shared_address(&shared_.product_full), phase_);
+    store(store_boxes);
+    bulk_wait_read<0>();
+    mbarrier_arrive(shared_address(&shared_.product_empty));
+    phase_ ^= 1;
+  }
+
+ private:
+  __device__ StackBox box(int i) const {
+    return {p_.dw, tile_.column + i * store_columns, tile_.row, tile_.group};
+  }
+  __device__ bool is_inside(int i) const {
+    return tile_.row < p_.m && tile_.column + i * store_columns < p_.n;
+  }
+  __device__ void store(int boxes) {
+    for (int i = 0; i < boxes && stored_ < store_boxes; ++i, ++stored_)
+      if (is_inside(stored_)) tma_store(box(stored_), shared_address(shared_.product[stored_]), p_.add);
+    bulk_commit();
+  }
+  const Params& p_;
+  Shared& shared_;
+  Tile tile_;
+  int stored_ = 0, prefetched_ = 0;
+  bool full_ = false;
+  uint32_t phase_ = 0;
+};
+
+/// Takes part in filling the stages, so as to keep pace.
+__device__ void store_products(const Params& p, Shared& shared) {
+  PipelineState<stages> pipeline;
+  Product product(p, shared);
+  bool first = true;
+  for (Tiles tiles(p); tiles.more(); tiles.next(), first = false) {
+    const Tile tile = tiles.tile();
+    const int steps = tile.steps(), boxes = (store_boxes - 1) / max(steps - stages - 2, 1) + 1;
+    for (int step = 0; step < steps; ++step, pipeline.next()) {
+      mbarrier_wait(shared_address(&shared.barriers.empty[pipeline.stage()]), pipeline.phase() ^ 1);
+      mbarrier_arrive(shared_address(&shared.barriers.full[pipeline.stage()]));
+      if (!first) product.advance(boxes);
+    }
+    if (!first) product.finish();
+    product.begin(tile);
+  }
+  if (!first) product.finish();
 }
 
 /// Zeroes the rows of a box from `rows` on.
@@ -194,16 +249,18 @@ __device__ void store_pair(SharedAddress to, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
 }
 
-/// Stores accumulators as TMA reads them: boxes of 32 columns, whose packs of four are swizzled. Odd rows
+/// Stores the accumulators as TMA reads them: boxes of 32 columns, whose packs of four are swizzled. Odd rows
 /// store columns 16 further or back, so that the four rows of half a warp lie in different banks.
-__device__ void store_product(float (&product)[buffer_boxes][store_rows * store_columns], const float* d) {
-  const int lane = threadIdx.x % 32, row = lane / 4;
+__device__ void store_product(Shared& shared, int half, const float (&d)[tile_columns / 2]) {
+  const int warp = threadIdx.x % warpgroup / 32, lane = threadIdx.x % 32;
+  const int row = half * warpgroup_rows + 16 * warp + lane / 4;
   const bool odd = row % 2 == 1;
-  const SharedAddress first = shared_address(product[0] + row * store_columns);
+  const SharedAddress first = shared_address(shared.product[0] + row * store_columns);
 #pragma unroll
-  for (int j = 0; j < buffer_boxes * store_columns / 8; ++j) {
-    const int eight = j % 4 ^ (odd ? 2 : 0), pack = (2 * eight + lane % 4 / 2) ^ row;
-    const SharedAddress to = first + (4 * pack + 2 * (lane % 2)) * sizeof(float) + j / 4 * sizeof product[0];
+  for (int j = 0; j < tile_columns / 8; ++j) {
+    const int eight = j % 4 ^ (odd ? 2 : 0), pack = (2 * eight + lane % 4 / 2) ^ (row % 8);
+    const SharedAddress to =
+        first + (4 * pack + 2 * (lane % 2)) * sizeof(float) + j / 4 * sizeof shared.product[0];
 #pragma unroll
     for (int c = 0; c < 4; c += 2) {
       const float *const even_rows = d + 4 * j + c, *const odd_rows = d + 4 * (j ^ 2) + c;
@@ -213,50 +270,39 @@ __device__ void store_product(float (&product)[buffer_boxes][store_rows * store_
   }
 }
 
-/// By each warp of the consumers: writes its rows of the tile, or adds them.
-__device__ void store_rows_of_tile(const Params& p, const Tile& tile, Shared& shared,
-                                   const float (&d)[tile_columns / 2]) {
-  const int warp = warp_index() - helper_threads / 32, row = tile.row + warp * store_rows;
-#pragma unroll
-  for (int box = 0; box < store_boxes; box += buffer_boxes) {
-    auto& buffer = shared.product[warp][box / buffer_boxes % store_buffers];
-    if (elect_one()) bulk_wait_read<store_buffers - 1>();
-    __syncwarp();
-    store_product(buffer, d + box * store_columns / 2);
-    fence_proxy_async();
-    __syncwarp();
-    if (elect_one()) {
-#pragma unroll
-      for (int i = 0; i < buffer_boxes; ++i) {
-        const int column = tile.column + (box + i) * store_columns;
-        if (row < p.m && column < p.n)
-          tma_store({p.dw, column, row, tile.group}, shared_address(buffer[i]), p.add);
-      }
-      bulk_commit();
-    }
-    __syncwarp();
-  }
-}
-
 __device__ void compute_tiles(const Params& p, Shared& shared, int half) {
   PipelineState<stages> pipeline;
-  for (Tiles tiles(p); tiles.more(); tiles.next()) {
-    const Tile tile = tiles.tile();
+  uint32_t phase = 1;
+  for (Tiles tiles(p); tiles.more(); tiles.next(), phase ^= 1) {
     float d[tile_columns / 2];
-    multiply(tile, shared, half, pipeline, d);
-    store_rows_of_tile(p, tile, shared, d);
+    multiply(tiles.tile(), shared, half, pipeline, d);
+    mbarrier_wait(shared_address(&shared.product_empty), phase);
+    store_product(shared, half, d);
+    fence_proxy_async();
+    __syncwarp();
+    if (elect_one()) mbarrier_arrive(shared_address(&shared.product_full));
+    __syncwarp();
   }
-  if (elect_one()) bulk_wait_read<0>();
 }
 
 __global__ void __launch_bounds__(threads, 1) kernel(const __grid_constant__ Params p) {
   if constexpr (has_sm_90a) {
     Shared& shared = shared_memory<Shared>();
-    if (threadIdx.x == 0) shared.barriers.init();
+    if (threadIdx.x == 0) {
+      mbarrier_init(shared_address(&shared.product_full), consumer_warps);
+      mbarrier_init(shared_address(&shared.product_empty), 1);
+      shared.barriers.init(2);
+    }
     cluster_sync();
     if (threadIdx.x < helper_threads) {
       setmaxnreg_dec<helper_registers>();
-      if (warp_index() == 0 && elect_one()) load_operands(p, shared);
+      const int warp = warp_index();
+      if (warp < 2 && elect_one()) {
+        if (warp == 0)
+          load_operands(p, shared);
+        else
+          store_products(p, shared);
+      }
     } else {
       setmaxnreg_inc<consumer_registers>();
       compute_tiles(p, shared, consumer());
@@ -265,13 +311,13 @@ __global__ void __launch_bounds__(threads, 1) kernel(const __grid_constant__ Par
   }
 }
 
-CUtensorMap gradient_map(const GroupedWeightGradientArgs& args, uint32_t box_rows) {
+CUtensorMap gradient_map(const GroupedWeightGradientArgs& args) {
   return make_tensor_map<3>({.data = args.dw,
                              .type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
                              .sizes = {static_cast<uint64_t>(args.n), static_cast<uint64_t>(args.m),
                                        static_cast<uint64_t>(args.groups.count)},
                              .strides = {args.n * sizeof(float), args.dw_stride * sizeof(float)},
-                             .box = {store_columns, box_rows, 1}});
+                             .box = {store_columns, tile_rows, 1}});
 }
 
 }  // namespace
@@ -281,8 +327,7 @@ void grouped_weight_gradient(const GroupedWeightGradientArgs& args, CUstream_st*
   using namespace grouped;
   const Params p{.dy = matrix_map(args.dy, args.groups.rows, args.m, tile_k),
                  .x = matrix_map(args.x, args.groups.rows, args.n, tile_k),
-                 .dw = gradient_map(args, store_rows),
-                 .dw_columns = gradient_map(args, tile_rows),
+                 .dw = gradient_map(args),
                  .groups = static_cast<int>(args.groups.count),
                  .m = static_cast<int>(args.m),
                  .n = static_cast<int>(args.n),
