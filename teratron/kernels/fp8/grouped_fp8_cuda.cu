@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(threads, 1) fp8_kernel(const __grid_constant__
     cluster_sync();
     if (threadIdx.x < helper_threads) {
       setmaxnreg_dec<helper_registers>();
-      if (threadIdx.x == 0) load_operands<T>(p, shared);
+      if (warp_index() == 0 && elect_one()) load_operands<T>(p, shared);
     } else {
       setmaxnreg_inc<consumer_registers>();
       compute_tiles<T>(p, shared, consumer());

@@ -36,9 +36,9 @@ __global__ void __launch_bounds__(T::threads, 1) kernel(const __grid_constant__ 
     cluster_sync();
     if (threadIdx.x < T::auxiliary_threads) {
       setmaxnreg_dec<T::auxiliary_registers>();
-      if (threadIdx.x == 0) {
-        load_operands<T>(p, shared);
-      } else if (threadIdx.x >= 32 && epilogue_thread() < T::epilogue_threads) {
+      if (threadIdx.x < 32) {
+        if (elect_one()) load_operands<T>(p, shared);
+      } else if (epilogue_thread() < T::epilogue_threads) {
         epilogue<T>(p, shared);
       }
     } else {
