@@ -34,6 +34,8 @@ add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wall> $<$<COMPILE_LANGUAGE:CXX>:-
 if(CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-march=${TERATRON_MARCH}>)
 endif()
+# With comparison by <=>, nlohmann::json accepts "string == json" up to g++ 12 alone.
+add_compile_definitions(JSON_HAS_THREE_WAY_COMPARISON=0)
 # The shared library, not the header-only variant, which costs every source 5 s more to compile; a package brings it along.
 find_package(fmt REQUIRED)
 link_libraries(fmt::fmt)
