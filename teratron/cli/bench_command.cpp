@@ -12,6 +12,7 @@
 #include "teratron/bench/bench_shapes.h"
 #include "teratron/bench/generate_bench.h"
 #include "teratron/bench/serve_bench.h"
+#include "teratron/cli/at_least.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/train/pretrain.h"
@@ -63,11 +64,9 @@ int bench_generate_command(std::span<const std::string> args) {
   bool eager = false;
   CLI::App app("Time the generation of text with random weights of a model shape", "teratron bench generate");
   add_shape(app, options);
-  app.add_option("--batch", bench.batch, "sequences at once")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  app.add_option("--batch", bench.batch, "sequences at once")->check(at_least(1))->capture_default_str();
   app.add_option("--prompt-tokens", bench.prompt, "tokens of each prompt")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str();
   app.add_option("--new-tokens", bench.new_tokens, "tokens of each answer")
       ->check(CLI::Range(2, 1 << 20))
@@ -75,7 +74,7 @@ int bench_generate_command(std::span<const std::string> args) {
   app.add_flag("--eager", eager, "without CUDA graphs");
   app.add_option("--profiled-steps", bench.profiled_steps,
                  "additional steps of decoding under the profiler, with a table of their kernels; 0: none")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->capture_default_str();
   if (!parse_command(app, args)) return 0;
   const BenchShape& shape = find_bench_shape(options.shape);
@@ -102,11 +101,9 @@ int bench_serve_command(std::span<const std::string> args) {
   CLI::App app("Serve random weights of a model shape, for load generators (bench/serve_load.py)",
                "teratron bench serve");
   add_shape(app, options);
-  app.add_option("--batch", bench.batch, "sequences at once")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  app.add_option("--batch", bench.batch, "sequences at once")->check(at_least(1))->capture_default_str();
   app.add_option("--longest", bench.longest, "tokens of the longest sequence")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str();
   app.add_option("--listen-port", bench.port, "0: any that is free")->capture_default_str();
   if (!parse_command(app, args)) return 0;
@@ -133,14 +130,12 @@ int bench_command(std::span<const std::string> args) {
       "teratron bench");
   add_shape(app, options);
   app.add_option("--warm-up-seconds", options.bench.warm_up_seconds, "seconds before the first timed step")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
-  app.add_option("--steps", options.bench.steps, "timed steps")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  app.add_option("--steps", options.bench.steps, "timed steps")->check(at_least(1))->capture_default_str();
   app.add_option("--profiled-steps", options.bench.profiled_steps,
                  "additional steps under the profiler; 0: none")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->capture_default_str();
   if (!parse_command(app, args)) return 0;
   const BenchShape& shape = find_bench_shape(options.shape);

@@ -11,6 +11,7 @@
 #include "teratron/base/error.h"
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
+#include "teratron/cli/at_least.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/tokenizer_flags.h"
 #include "teratron/data/blend.h"
@@ -288,7 +289,7 @@ void declare_indices(CLI::App& app, IndicesFlags& flags) {
       ->required()
       ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}));
   app.add_option("--num-samples", flags.index.samples, "requested samples; default: one epoch")
-      ->check(CLI::Range(int64_t{0}, INT64_MAX));
+      ->check(at_least(0));
   app.add_option("--seed", flags.index.seed, "seed of the shuffles")->capture_default_str();
 }
 
@@ -297,8 +298,7 @@ void declare_mapping(CLI::App& app, MappingFlags& flags) {
   app.add_option("--seq-length", flags.sequence_length, "tokens per sample, special tokens included")
       ->required()
       ->check(CLI::Range(bert_special_tokens + 2, int64_t{INT32_MAX}));
-  app.add_option("--num-samples", flags.samples, "requested samples; default: one epoch")
-      ->check(CLI::Range(int64_t{1}, INT64_MAX));
+  app.add_option("--num-samples", flags.samples, "requested samples; default: one epoch")->check(at_least(1));
   app.add_option("--seed", flags.mapping.seed, "seed of lengths and shuffle")->capture_default_str();
   app.add_option("--short-seq-prob", flags.mapping.short_sequence_probability, "share of shorter samples")
       ->check(CLI::Range(0.0, 1.0))
@@ -340,8 +340,7 @@ int data_command(std::span<const std::string> args) {
   sample_app->add_option("prefix", sample_flags.prefix, "path without .bin and .idx")->required();
   sample_app->add_option("--document", sample_flags.document, "first document to print")
       ->capture_default_str();
-  sample_app->add_option("--count", sample_flags.count, "number of documents")
-      ->check(CLI::Range(int64_t{1}, INT64_MAX));
+  sample_app->add_option("--count", sample_flags.count, "number of documents")->check(at_least(1));
   add_tokenizer_flags(*sample_app, sample_flags.tokenizer);
   CLI::App* const index_app =
       app.add_subcommand("indices", "Write the index arrays of a GPT dataset as .npy");

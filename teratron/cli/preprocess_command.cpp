@@ -11,6 +11,7 @@
 #include "teratron/base/config/command_line.h"
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
+#include "teratron/cli/at_least.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/tokenizer_flags.h"
 #include "teratron/data/text/line_reader.h"
@@ -61,10 +62,10 @@ void declare(CLI::App& app, Flags& flags) {
   app.add_flag("--keep-sequential-samples", flags.keep_sequential,
                "keep the order of the lines with --partitions");
   app.add_option("--log-interval", options.log_interval, "documents between progress lines")
-      ->check(CLI::Range(int64_t{1}, INT64_MAX))
+      ->check(at_least(1))
       ->capture_default_str();
   app.add_option("--max-bad", options.max_bad, "bad lines to skip before failing")
-      ->check(CLI::Range(int64_t{0}, INT64_MAX))
+      ->check(at_least(0))
       ->capture_default_str();
   app.add_option("--dataset-impl", flags.implementation, "mmap, or cached or lazy for the legacy format")
       ->check(CLI::IsMember({"mmap", "cached", "lazy"}))

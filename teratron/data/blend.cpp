@@ -119,10 +119,24 @@ std::optional<double> python_float(std::string_view text) {
   return sign * value;
 }
 
+namespace {
+
+bool weights_alternate(std::span<const std::string> items) {
+  for (size_t i = 0; i < items.size(); i += 2) {
+    if (!python_float(items[i])) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 Blend parse_data_path(std::span<const std::string> items) {
   if (items.empty()) throw bad_path("no dataset", "Give a prefix, or pairs of weight and prefix");
   Blend blend;
   if (items.size() % 2 == 1) {
+    if (items.size() > 1 && weights_alternate(items))
+      throw bad_path(fmt::format("the weight \"{}\" has no prefix", printable(items.back())),
+                     "Give a prefix after every weight");
     blend.prefixes.assign(items.begin(), items.end());
     return blend;
   }

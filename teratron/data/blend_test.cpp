@@ -79,6 +79,10 @@ TEST(Blend, DataPathsMatchMegatron) {
     }
   }
   EXPECT_THROW(parse_data_path({}), UserError);
+  const std::string weight_last[] = {"0.3", "a", "0.7"};
+  EXPECT_NE(testing::message_of([&] { parse_data_path(weight_last); }, ExitCode::config)
+                .find("\"0.7\" has no prefix"),
+            std::string::npos);
 }
 
 TEST(Blend, PythonFloat) {

@@ -45,6 +45,7 @@ def test_what_is_not_built_yet_is_told_without_what_follows_from_it(flags):
                                        ("tokenizer trian", "trian"), ("data verfy", "verfy"), ("env --bogus", "--bogus"),
                                        ("logits --input ids --output out", "--load"), ("generate", "--load"),
                                        ("preprocess --input a --output-prefix b", "--tokenizer-type"),
+                                       ("bench --steps 1.5", "'1.5' is not a whole number of at least 1"),
                                        ("tokenizer encode --tokenizer-type NullTokenizer --offsets --timing", "--timing")])
 def test_unknown_or_incomplete_command(args, says):
     message(teratron(*args.split(), code=2), says)
@@ -133,6 +134,12 @@ def test_token_beyond_the_vocabulary(tmp_path):
 def test_no_tokens(tmp_path):
     prefix = dataset(tmp_path, [])
     message(train_on(prefix), prefix, "not enough")
+
+
+def test_no_documents(tmp_path):
+    (tmp_path / "in.jsonl").write_text("")
+    preprocess(tmp_path, *VOCABULARY, code=0)
+    message(train_on(tmp_path / "out_text_document"), "the dataset is empty")
 
 
 def test_data_that_ends_too_early(tmp_path):

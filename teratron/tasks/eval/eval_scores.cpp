@@ -72,7 +72,11 @@ Estimate estimate(const std::vector<double>& values, Statistic of_mean, uint64_t
     for (size_t i = 0; i < values.size(); ++i) sum += values[((random() >> 32U) * values.size()) >> 32U];
     figures.push_back(of_mean(sum / count));
   }
-  const double center = std::accumulate(figures.begin(), figures.end(), 0.0) / resamples;
+  // Relative to one of them, so that equal figures have the error 0.
+  const double first = figures.front();
+  double center = 0.0;
+  for (const double figure : figures) center += (figure - first) / resamples;
+  center += first;
   double squares = 0.0;
   for (const double figure : figures) squares += (figure - center) * (figure - center);
   return {of_mean(mean), std::sqrt(squares / (resamples - 1))};
