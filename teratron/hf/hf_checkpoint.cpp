@@ -171,8 +171,13 @@ void divide_fused_experts(const HfFamily& family, WeightFiles& files) {
 
 HfModel read_hf_model(const fs::path& folder) {
   std::error_code ignored;
-  if (!fs::is_directory(folder, ignored)) reject_pickled(folder);
+  const bool is_directory = fs::is_directory(folder, ignored);
+  if (!is_directory) reject_pickled(folder);
   const fs::path path = folder / "config.json";
+  if (is_directory && !fs::exists(path, ignored) && !list_checkpoints(folder).empty())
+    throw checkpoint_error({.what = "this is a folder of checkpoints, not one of Hugging Face",
+                            .where = printable(folder.string(), 4096),
+                            .fix = "Name it with --load"});
   HfModel model =
       parse_hf_config(read_text(path, {.kind = ExitCode::checkpoint}), printable(path.string(), 4096));
   take_output_layer(model, folder);

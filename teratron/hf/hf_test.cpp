@@ -233,6 +233,14 @@ TEST(HfConvert, RefusesANonEmptyFolder) {
   EXPECT_FALSE(fs::exists(directory / "out")) << "a failed export leaves nothing";
 }
 
+TEST(HfCheckpointTest, CheckpointsInPlaceOfAModelAreNamed) {
+  const TemporaryDirectory directory;
+  fs::create_directories(directory / "iter_0000001");
+  const fs::path folder = (directory / "iter_0000001").parent_path();
+  EXPECT_NE(message_of<UserError>([&] { read_hf_model(folder); }).find("Name it with --load"),
+            std::string::npos);
+}
+
 TEST(WeightFilesTest, fault_18_hostile_indices) {
   const TemporaryDirectory directory;
   write_model(directory / "m", hf_llama(), 1000);
