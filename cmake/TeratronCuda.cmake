@@ -1,7 +1,7 @@
 # nvcc, if there is one: TERATRON_HAVE_CUDA says so, and CMake chooses the .cu files or their no_cuda.cpp twins.
 # The runtime is the wheel's libcudart (TeratronTorch.cmake); .cu files see raw pointers and streams, never ATen.
 set(TERATRON_NVCC "" CACHE FILEPATH "nvcc 13; searched in PATH, /usr/local/cuda and the wheels when empty")
-set(default_archs "80-real;90a-real")
+set(default_archs "80-virtual;90a-real")
 if(CMAKE_CUDA_ARCHITECTURES)
   set(default_archs "${CMAKE_CUDA_ARCHITECTURES}")
 endif()

@@ -5,6 +5,7 @@
 #include <random>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <nlohmann/json.hpp>
 
 #include "teratron/bench/kernel_profiler.h"

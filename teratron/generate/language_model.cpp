@@ -1,6 +1,7 @@
 #include "teratron/generate/language_model.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "teratron/base/error.h"
 #include "teratron/comm/collectives.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "teratron/base/error.h"
 #include "teratron/kernels/attention/paged_decode.h"

@@ -3,6 +3,7 @@
 #include <random>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
 #include "teratron/comm/host/thread_world.h"

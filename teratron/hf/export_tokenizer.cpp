@@ -35,7 +35,7 @@ HfTokenizerFiles files_of(const TokenizerOptions& options) {
   return files;
 }
 
-std::string config_of(const TokenizerOptions& options, const Tokenizer& tokenizer) {
+std::string tokenizer_config(const TokenizerOptions& options, const Tokenizer& tokenizer) {
   // AutoTokenizer would choose by the model, which may usually have another tokenizer.
   if (options.type == "GPT2BPETokenizer")
     return R"({"tokenizer_class": "GPT2Tokenizer"})"
@@ -55,7 +55,7 @@ HfTokenizer collect(const TokenizerOptions& options) {
   HfTokenizer tokenizer{
       .files = files_of(options), .contents = hf_tokenizer_contents(options), .special = built->special()};
   if (!tokenizer.files.contains("tokenizer_config.json"))
-    tokenizer.contents.emplace("tokenizer_config.json", config_of(options, *built));
+    tokenizer.contents.emplace("tokenizer_config.json", tokenizer_config(options, *built));
   for (const auto& [name, text] : tokenizer.contents) tokenizer.files.erase(name);
   return tokenizer;
 }

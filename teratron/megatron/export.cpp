@@ -260,11 +260,11 @@ void check_all_placed(const Plan& plan, const std::set<std::string>& placed) {
   if (!problems.empty()) throw UserError(ExitCode::checkpoint, std::move(problems));
 }
 
-struct Rank {
+struct ExportRank {
   int64_t tensor = 0, stage = 0, expert = 0;
 };
 
-std::string folder_of_rank(const SavedArgs& args, const Rank& rank) {
+std::string folder_of_rank(const SavedArgs& args, const ExportRank& rank) {
   std::string folder = fmt::format("mp_rank_{:02}", rank.tensor);
   if (args.stages.stages > 1) folder += fmt::format("_{:03}", rank.stage);
   if (args.expert_ranks > 1) folder += fmt::format("_{:03}", rank.expert);

@@ -1,6 +1,7 @@
 #include "teratron/nn/relative_position.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 

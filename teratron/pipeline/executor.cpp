@@ -4,6 +4,7 @@
 #include <optional>
 #include <tuple>
 
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include "teratron/base/error.h"

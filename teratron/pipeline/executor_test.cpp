@@ -1,6 +1,7 @@
 #include "teratron/pipeline/executor.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
 #include "teratron/comm/host/thread_world.h"

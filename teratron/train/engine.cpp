@@ -5,6 +5,7 @@
 #include <typeinfo>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include "teratron/base/error.h"

@@ -4,6 +4,7 @@
 #include <system_error>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "teratron/base/log.h"
 #include "teratron/ckpt/directory.h"

@@ -1,6 +1,7 @@
 // A GPT in every TP, SP and DP layout against one rank: loss and every gradient.
 #include <cstdlib>
 
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,5 @@
 // Properties of mixed-precision training.
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
 #include "teratron/testing/layouts.h"

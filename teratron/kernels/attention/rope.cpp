@@ -4,8 +4,6 @@
 #include "teratron/kernels/common/dispatch.h"
 #include "teratron/kernels/common/stream.h"
 
-#pragma GCC optimize("O3")
-
 namespace teratron {
 namespace {
 

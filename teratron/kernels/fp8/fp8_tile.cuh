@@ -76,6 +76,19 @@ __device__ uint32_t magnitude(const Pack<T, N>& x) {
   return most;
 }
 
+/// Before compute capability 8.9 the conversion is a hundred instructions, which take long to compile at each
+/// use. Later GPUs run them only from a build that has nothing but PTX for them.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+#define TERATRON_FP8_CONVERSION __noinline__
+#else
+#define TERATRON_FP8_CONVERSION __forceinline__
+#endif
+template <__nv_fp8_interpretation_t kind>
+__device__ TERATRON_FP8_CONVERSION uint32_t to_fp8(float2 x) {
+  return __nv_cvt_float2_to_fp8x2(x, __NV_SATFINITE, kind);
+}
+#undef TERATRON_FP8_CONVERSION
+
 /// A thread's part of a tile in FP8.
 template <Fp8Format format>
 struct Fp8Quad {
@@ -114,9 +127,7 @@ struct Fp8Quad {
     constexpr auto kind = format == Fp8Format::e4m3 ? __NV_E4M3 : __NV_E5M2;
     const float2 low{widen(x[0]) * scale, widen(x[1]) * scale},
         high{widen(x[2]) * scale, widen(x[3]) * scale};
-    const uint32_t a = __nv_cvt_float2_to_fp8x2(low, __NV_SATFINITE, kind);
-    const uint32_t b = __nv_cvt_float2_to_fp8x2(high, __NV_SATFINITE, kind);
-    return a | b << 16;
+    return to_fp8<kind>(low) | to_fp8<kind>(high) << 16;
   }
 };
 

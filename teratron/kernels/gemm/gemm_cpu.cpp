@@ -18,8 +18,6 @@
 
 #include "teratron/kernels/common/dispatch.h"
 
-#pragma GCC optimize("O3")
-
 namespace teratron::cpu {
 namespace {
 

@@ -9,8 +9,6 @@
 #include "teratron/kernels/fp8/fp8_allocation.h"
 #include "teratron/kernels/loss/launchers.h"
 
-#pragma GCC optimize("O3")
-
 namespace teratron {
 namespace {
 

@@ -4,8 +4,6 @@
 #include "teratron/kernels/common/stream.h"
 #include "teratron/kernels/norm/launchers.h"
 
-#pragma GCC optimize("O3")
-
 namespace teratron {
 namespace {
 

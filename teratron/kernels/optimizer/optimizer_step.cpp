@@ -7,8 +7,6 @@
 #include "teratron/kernels/optimizer/launchers.h"
 #include "teratron/kernels/optimizer/split_master_weights.h"
 
-#pragma GCC optimize("O3")
-
 namespace teratron {
 namespace {
 

@@ -5,8 +5,6 @@
 #include "teratron/kernels/pointwise/activation_cpu.h"
 #include "teratron/kernels/pointwise/launchers.h"
 
-#pragma GCC optimize("O3")
-
 namespace teratron {
 namespace {
 

@@ -6,8 +6,6 @@
 #include "teratron/kernels/common/dispatch.h"
 #include "teratron/kernels/common/vector_math.h"
 
-#pragma GCC optimize("O3")
-
 namespace teratron::cpu {
 namespace {
 

@@ -4,8 +4,6 @@
 #include "teratron/kernels/common/stream.h"
 #include "teratron/kernels/pointwise/launchers.h"
 
-#pragma GCC optimize("O3")
-
 namespace teratron {
 
 DropoutMask make_dropout_mask(const Dropout& dropout, const at::Tensor& x) {

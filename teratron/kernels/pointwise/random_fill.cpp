@@ -5,8 +5,6 @@
 #include "teratron/kernels/pointwise/launchers.h"
 #include "teratron/kernels/pointwise/random_value.h"
 
-#pragma GCC optimize("O3")
-
 namespace teratron {
 namespace {
 

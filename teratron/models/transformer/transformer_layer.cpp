@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include <ATen/core/grad_mode.h>
+
 #include "teratron/base/error.h"
 #include "teratron/nn/mlp.h"
 #include "teratron/nn/moe/statistics.h"

@@ -1,6 +1,7 @@
 // An encoder and a decoder against plain attention in fp64, in each layout: output, gradients, generation.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
 #include "teratron/comm/host/thread_world.h"

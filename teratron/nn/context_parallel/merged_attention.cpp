@@ -1,6 +1,7 @@
 #include "teratron/nn/context_parallel/merged_attention.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 namespace teratron {
 

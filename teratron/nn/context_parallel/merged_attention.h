@@ -1,7 +1,7 @@
 // Attention in parts that are merged (partial_attention.h), as one function of autograd.
 #pragma once
 
-#include <torch/csrc/autograd/custom_function.h>
+#include <ATen/core/ivalue.h>
 
 #include "teratron/nn/context_parallel/partial_attention.h"
 

@@ -18,11 +18,13 @@
 #include <string>
 #include <vector>
 
-#include <torch/csrc/autograd/custom_function.h>
-
 #include "teratron/kernels/pointwise/dropout.h"
 #include "teratron/nn/lora/lora_options.h"
 #include "teratron/nn/parallel_matmul.h"
+
+namespace torch::autograd {
+struct AutogradContext;  // <torch/csrc/autograd/custom_function.h> would cost every source a second
+}
 
 namespace teratron {
 

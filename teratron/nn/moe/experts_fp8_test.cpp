@@ -1,6 +1,7 @@
 // Experts in FP8 against plain tensor operations on quantized values, with one scale for the rows of all
 // experts and one for all their weights.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
 #include "teratron/nn/moe/experts.h"

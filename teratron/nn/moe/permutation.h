@@ -8,7 +8,11 @@
 
 #include <cstdint>
 
-#include <torch/csrc/autograd/custom_function.h>
+#include <ATen/core/Tensor.h>
+
+namespace torch::autograd {
+struct AutogradContext;  // <torch/csrc/autograd/custom_function.h> would cost every source a second
+}
 
 namespace teratron {
 

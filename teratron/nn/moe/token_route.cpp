@@ -1,6 +1,7 @@
 #include "teratron/nn/moe/token_route.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "teratron/nn/parameter.h"
 

@@ -5,7 +5,7 @@
 #include <functional>
 #include <optional>
 
-#include <torch/csrc/autograd/custom_function.h>
+#include <ATen/core/ivalue.h>
 
 #include "teratron/nn/moe/exchange.h"
 #include "teratron/nn/moe/permutation.h"

@@ -1,5 +1,6 @@
 // BERT on a GPU against the same model on the CPU: losses, every gradient, rows with padding.
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
 #include "teratron/models/bert/bert.h"
