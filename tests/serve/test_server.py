@@ -239,7 +239,7 @@ def test_a_hugging_face_folder(server, run, tmp_path):
                     lambda s: s.chat("Hello", seed=4, max_tokens=12)):
             assert ask(other).json["choices"] == ask(server).json["choices"]
     result = teratron("serve", "--hf", run, code=2)
-    assert "config.json" in result.stderr, result.stderr
+    assert "Name it with --load" in result.stderr, result.stderr
 
 
 def test_the_example(server, run, tmp_path):
