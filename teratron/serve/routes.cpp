@@ -1,6 +1,7 @@
 #include "teratron/serve/routes.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <ctime>
 
 #include "teratron/base/log.h"
@@ -111,7 +112,9 @@ Handled Routes::check(const Request& request, Response& response) {
     return refuse(ApiError(415, "forms are not accepted: send JSON with Content-Type: application/json"));
   if (has_body(request) && !request.has_header("Content-Length"))
     return refuse(ApiError(411, "the length of the body is not known: send Content-Length"));
-  if (has_body(request) && request.get_header_value<uint64_t>("Content-Length") > options_.max_body_bytes)
+  // Versions of cpp-httplib name their own conversion differently.
+  const std::string length = request.get_header_value("Content-Length");
+  if (has_body(request) && std::strtoull(length.c_str(), nullptr, 10) > options_.max_body_bytes)
     return refuse(
         ApiError(413, explain_status(request, 413, options_.max_body_bytes), {.code = "body_too_large"}));
   const bool open = request.path == "/health" || request.path == "/v1/health" || request.path == "/" ||
