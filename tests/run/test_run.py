@@ -35,6 +35,61 @@ def test_what_it_does_not_know_is_an_error(arguments):
     assert arguments[-1] in result.stderr
 
 
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder with ./run alone, in which script(TEXT) starts bash with its functions; what still runs is killed."""
+    shutil.copy(ROOT / "run", tmp_path)
+    started = []
+
+    def script(text):
+        started.append(subprocess.Popen(["bash", "-c", f"source {tmp_path}/run; {text}"], stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, text=True, start_new_session=True))
+        return started[-1]
+
+    yield tmp_path, script
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_second_command_waits_for_the_first_one_s_build(checkout):
+    folder, script = checkout
+    os.mkfifo(folder / "go")
+    stubs = "set_up() { echo set up; }; build_targets() { echo begins $1; read -r <go; echo ends $1; }; "
+    first = script(stubs + "build a")
+    assert [first.stdout.readline() for _ in range(2)] == ["set up\n", "begins a\n"]
+    second = script(stubs + "build b")
+    assert "another ./run builds here: waiting" in second.stderr.readline()
+    other = script(stubs + "preset=dev; folder=build/dev; build_targets() { echo built; }; build c")
+    assert other.communicate(timeout=60)[0] == "set up\nbuilt\n"
+    (folder / "go").write_text("\n")
+    assert first.communicate(timeout=60) == ("ends a\n", "")
+    assert [second.stdout.readline() for _ in range(2)] == ["set up\n", "begins b\n"]
+    (folder / "go").write_text("\n")
+    assert second.communicate(timeout=60)[0] == "ends b\n"
+
+
+def test_clean_waits_for_a_build_and_keeps_the_locks(checkout):
+    folder, script = checkout
+    (folder / "build/release").mkdir(parents=True)
+    (folder / "build/release.log").touch()
+    os.mkfifo(folder / "go")
+    first = script("locked build/release bash -c 'echo begins; read -r <go; touch build/release/built'")
+    assert first.stdout.readline() == "begins\n"
+    cleaning = script("command_clean")
+    assert "waiting" in cleaning.stderr.readline()
+    (folder / "go").write_text("\n")
+    assert first.wait(timeout=60) == 0 and cleaning.wait(timeout=60) == 0
+    assert os.listdir(folder / "build") == ["release.lock"]
+
+
+def test_a_failed_build_ends_the_command(checkout):
+    _, script = checkout
+    failing = script("set_up() { die 'no disk'; }; build a; echo went on")
+    out, error = failing.communicate(timeout=60)
+    assert (failing.returncode, out, error) == (1, "", "run: no disk\n")
+
+
 @pytest.mark.parametrize("uv_works", [True, False])
 def test_packages_are_installed_by_pip_where_uv_cannot(tmp_path, uv_works):
     (tmp_path / "tools").mkdir()
