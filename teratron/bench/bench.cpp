@@ -5,7 +5,7 @@
 #include "teratron/bench/kernel_profiler.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/train/device/device.h"
-#include "teratron/train/engine_options.h"
+#include "teratron/train/engine/engine_options.h"
 #include "teratron/train/guards/signals.h"
 #include "teratron/train/run_info.h"
 #include "teratron/train/train_loop.h"

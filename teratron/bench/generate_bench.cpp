@@ -13,7 +13,7 @@
 #include "teratron/generate/loaded_model.h"
 #include "teratron/models/family.h"
 #include "teratron/train/device/device.h"
-#include "teratron/train/engine_options.h"
+#include "teratron/train/engine/engine_options.h"
 
 namespace teratron {
 

@@ -9,7 +9,7 @@
 #include "teratron/settings/component_options.h"
 #include "teratron/tokenizer/null_tokenizer.h"
 #include "teratron/train/device/device.h"
-#include "teratron/train/engine_options.h"
+#include "teratron/train/engine/engine_options.h"
 
 namespace teratron {
 

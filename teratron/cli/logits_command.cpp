@@ -16,7 +16,7 @@
 #include "teratron/generate/language_model.h"
 #include "teratron/generate/loaded_model.h"
 #include "teratron/hf/architecture.h"
-#include "teratron/train/engine_options.h"
+#include "teratron/train/engine/engine_options.h"
 
 namespace teratron {
 

@@ -18,7 +18,7 @@
 #include "teratron/plan/rank_memory.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/train/device/device.h"
-#include "teratron/train/engine_options.h"
+#include "teratron/train/engine/engine_options.h"
 #include "teratron/train/pretrain.h"
 
 namespace teratron {

@@ -10,7 +10,7 @@
 #include "teratron/hf/peft.h"
 #include "teratron/models/classifier/classifier_families.h"
 #include "teratron/settings/checks/validate.h"
-#include "teratron/train/model_checkpoint.h"
+#include "teratron/train/checkpoint/model_checkpoint.h"
 
 namespace teratron {
 

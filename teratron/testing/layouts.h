@@ -8,7 +8,7 @@
 
 #include "teratron/comm/host/thread_world.h"
 #include "teratron/models/gpt/gpt_config.h"
-#include "teratron/train/engine.h"
+#include "teratron/train/engine/engine.h"
 
 namespace teratron {
 

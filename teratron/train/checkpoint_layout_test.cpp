@@ -8,7 +8,7 @@
 
 #include "teratron/testing/layouts.h"
 #include "teratron/testing/models.h"
-#include "teratron/train/model_checkpoint.h"
+#include "teratron/train/checkpoint/model_checkpoint.h"
 
 namespace teratron {
 namespace {

@@ -10,7 +10,7 @@
 #include "teratron/models/gpt/gpt_family.h"
 #include "teratron/testing/models.h"
 #include "teratron/train/device/device.h"
-#include "teratron/train/engine.h"
+#include "teratron/train/engine/engine.h"
 
 namespace teratron {
 namespace {

@@ -10,8 +10,8 @@
 #include "teratron/models/gpt/gpt.h"
 #include "teratron/testing/layouts.h"
 #include "teratron/testing/models.h"
-#include "teratron/train/guards/replicas.h"
-#include "teratron/train/model_checkpoint.h"
+#include "teratron/train/checkpoint/model_checkpoint.h"
+#include "teratron/train/guards/replica_check.h"
 
 namespace teratron {
 namespace {

@@ -10,8 +10,8 @@
 #include "teratron/models/family.h"
 #include "teratron/settings/arguments.h"
 #include "teratron/tokenizer/tokenizer.h"
-#include "teratron/train/finetuning.h"
-#include "teratron/train/train_step.h"
+#include "teratron/train/checkpoint/finetuning.h"
+#include "teratron/train/engine/train_step.h"
 
 namespace teratron {
 

@@ -10,7 +10,7 @@
 #include "teratron/settings/component_options.h"
 #include "teratron/telemetry/report.h"
 #include "teratron/train/device/device.h"
-#include "teratron/train/guards/replicas.h"
+#include "teratron/train/guards/replica_check.h"
 #include "teratron/train/run_info.h"
 
 namespace teratron {

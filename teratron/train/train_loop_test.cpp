@@ -6,7 +6,7 @@
 #include "teratron/models/gpt/gpt_family.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/testing/train_run.h"
-#include "teratron/train/guards/replicas.h"
+#include "teratron/train/guards/replica_check.h"
 #include "teratron/train/trainer.h"
 
 namespace teratron {

@@ -12,7 +12,7 @@
 #include "teratron/plan/flops.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/train/device/device.h"
-#include "teratron/train/engine_options.h"
+#include "teratron/train/engine/engine_options.h"
 #include "teratron/train/guards/nonfinite.h"
 
 namespace teratron {

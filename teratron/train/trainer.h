@@ -19,9 +19,9 @@
 
 #include "teratron/optim/batch_schedule.h"
 #include "teratron/telemetry/timers.h"
+#include "teratron/train/checkpoint/model_checkpoint.h"
 #include "teratron/train/data/train_data.h"
 #include "teratron/train/guards/job_lock.h"
-#include "teratron/train/model_checkpoint.h"
 #include "teratron/train/registry.h"
 #include "teratron/train/train_state.h"
 

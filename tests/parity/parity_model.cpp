@@ -26,8 +26,8 @@
 #include "teratron/models/gpt/gpt_family.h"
 #include "teratron/models/lora.h"
 #include "teratron/models/precision.h"
-#include "teratron/train/engine.h"
-#include "teratron/train/engine_options.h"
+#include "teratron/train/engine/engine.h"
+#include "teratron/train/engine/engine_options.h"
 
 namespace teratron {
 namespace {

@@ -9,7 +9,7 @@
 #include "teratron/models/family.h"
 #include "teratron/tasks/finetune/pair_samples.h"
 #include "teratron/tasks/finetune/task_dataset.h"
-#include "teratron/train/finetuning.h"
+#include "teratron/train/checkpoint/finetuning.h"
 
 namespace teratron {
 

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "teratron/models/bert/bert.h"
-#include "teratron/train/train_step.h"
+#include "teratron/train/engine/train_step.h"
 
 namespace teratron {
 

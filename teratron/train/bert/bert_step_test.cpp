@@ -8,7 +8,7 @@
 #include "teratron/models/bert/data/bert_dataset.h"
 #include "teratron/testing/bert_models.h"
 #include "teratron/train/classification/classification_step.h"
-#include "teratron/train/engine_options.h"
+#include "teratron/train/engine/engine_options.h"
 
 namespace teratron {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "teratron/models/classifier/classifier.h"
-#include "teratron/train/train_step.h"
+#include "teratron/train/engine/train_step.h"
 
 namespace teratron {
 

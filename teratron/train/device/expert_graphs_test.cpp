@@ -1,6 +1,6 @@
 // Models with experts whose micro-batches are replayed as CUDA graphs: every option of router and experts.
 #include "teratron/testing/graph_runs.h"
-#include "teratron/train/engine_options.h"
+#include "teratron/train/engine/engine_options.h"
 
 namespace teratron {
 namespace {

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string>
 
-#include "teratron/train/engine.h"
+#include "teratron/train/engine/engine.h"
 
 namespace teratron {
 

@@ -7,7 +7,7 @@
 //   };
 #pragma once
 
-#include "teratron/train/train_step.h"
+#include "teratron/train/engine/train_step.h"
 
 namespace teratron {
 

@@ -1,4 +1,4 @@
-#include "teratron/train/guards/replicas.h"
+#include "teratron/train/guards/replica_check.h"
 
 #include <map>
 

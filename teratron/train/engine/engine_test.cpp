@@ -1,5 +1,5 @@
 // Whole steps of every layout against one rank: losses, gradient norms and, through them, the optimizer.
-#include "teratron/train/engine.h"
+#include "teratron/train/engine/engine.h"
 
 #include <chrono>
 #include <limits>

@@ -1,4 +1,4 @@
-#include "teratron/train/engine_options.h"
+#include "teratron/train/engine/engine_options.h"
 
 #include <algorithm>
 

@@ -9,9 +9,9 @@
 #include "teratron/ckpt/async_save.h"
 #include "teratron/ckpt/checkpoint_source.h"
 #include "teratron/ckpt/shared_manifest.h"
+#include "teratron/train/checkpoint/finetuning.h"
 #include "teratron/train/device/snapshot.h"
-#include "teratron/train/engine.h"
-#include "teratron/train/finetuning.h"
+#include "teratron/train/engine/engine.h"
 
 namespace teratron {
 

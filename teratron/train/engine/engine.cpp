@@ -1,4 +1,4 @@
-#include "teratron/train/engine.h"
+#include "teratron/train/engine/engine.h"
 
 #include <map>
 #include <ranges>
@@ -16,7 +16,7 @@
 #include "teratron/train/device/graph_choice.h"
 #include "teratron/train/device/microbatch_graphs.h"
 #include "teratron/train/device/stream_marker.h"
-#include "teratron/train/microbatch_buffer.h"
+#include "teratron/train/engine/microbatch_buffer.h"
 
 namespace teratron {
 

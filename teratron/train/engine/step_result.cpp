@@ -1,4 +1,4 @@
-#include "teratron/train/step_result.h"
+#include "teratron/train/engine/step_result.h"
 
 #include <algorithm>
 #include <chrono>

@@ -18,8 +18,8 @@
 #include "teratron/optim/param_and_grad_buffer.h"
 #include "teratron/pipeline/pipeline_layout.h"
 #include "teratron/telemetry/timers.h"
-#include "teratron/train/step_result.h"
-#include "teratron/train/train_step.h"
+#include "teratron/train/engine/step_result.h"
+#include "teratron/train/engine/train_step.h"
 
 namespace teratron {
 

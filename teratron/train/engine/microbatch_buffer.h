@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "teratron/train/engine.h"
+#include "teratron/train/engine/engine.h"
 
 namespace teratron {
 

@@ -1,4 +1,4 @@
-#include "teratron/train/model_checkpoint.h"
+#include "teratron/train/checkpoint/model_checkpoint.h"
 
 #include <algorithm>
 #include <deque>

@@ -10,7 +10,7 @@
 #include "teratron/optim/loss_scaler.h"
 #include "teratron/optim/lr_schedule.h"
 #include "teratron/settings/arguments.h"
-#include "teratron/train/engine.h"
+#include "teratron/train/engine/engine.h"
 
 namespace teratron {
 
