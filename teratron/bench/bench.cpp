@@ -3,8 +3,8 @@
 #include <chrono>
 
 #include "teratron/bench/kernel_profiler.h"
+#include "teratron/device/device.h"
 #include "teratron/settings/component_options.h"
-#include "teratron/train/device/device.h"
 #include "teratron/train/engine/engine_options.h"
 #include "teratron/train/guards/signals.h"
 #include "teratron/train/run_info.h"

@@ -9,10 +9,10 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/bench/kernel_profiler.h"
+#include "teratron/device/device.h"
 #include "teratron/generate/engine.h"
 #include "teratron/generate/loaded_model.h"
 #include "teratron/models/family.h"
-#include "teratron/train/device/device.h"
 #include "teratron/train/engine/engine_options.h"
 
 namespace teratron {

@@ -3,12 +3,12 @@
 #include <optional>
 
 #include "teratron/base/log.h"
+#include "teratron/device/device.h"
 #include "teratron/models/family.h"
 #include "teratron/models/precision.h"
 #include "teratron/serve/run_server.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/tokenizer/null_tokenizer.h"
-#include "teratron/train/device/device.h"
 #include "teratron/train/engine/engine_options.h"
 
 namespace teratron {

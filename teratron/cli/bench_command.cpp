@@ -15,6 +15,7 @@
 #include "teratron/cli/at_least.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/run_job.h"
+#include "teratron/cli/train/training_arguments.h"
 #include "teratron/train/pretrain.h"
 
 namespace teratron {

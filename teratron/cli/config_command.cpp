@@ -13,7 +13,7 @@
 #include "teratron/cli/config_update.h"
 #include "teratron/cli/config_wizard.h"
 #include "teratron/cli/plan_flags.h"
-#include "teratron/train/device/device.h"
+#include "teratron/device/device.h"
 
 namespace teratron {
 

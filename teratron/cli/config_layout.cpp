@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "teratron/cli/train/training_arguments.h"
 #include "teratron/plan/rank_memory.h"
 #include "teratron/train/pretrain.h"
 

@@ -13,7 +13,7 @@
 #include "teratron/cli/commands.h"
 #include "teratron/comm/nccl/nccl_world.h"
 #include "teratron/comm/transport/mpi_transport.h"
-#include "teratron/train/device/device.h"
+#include "teratron/device/device.h"
 
 namespace teratron {
 

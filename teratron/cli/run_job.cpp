@@ -13,11 +13,12 @@
 #include "teratron/base/log.h"
 #include "teratron/cli/build_info.h"
 #include "teratron/cli/config_consensus.h"
+#include "teratron/cli/train/training_arguments.h"
 #include "teratron/comm/collective_errors.h"
 #include "teratron/comm/torch_fault.h"
+#include "teratron/device/device.h"
 #include "teratron/plan/rank_memory.h"
 #include "teratron/settings/component_options.h"
-#include "teratron/train/device/device.h"
 #include "teratron/train/engine/engine_options.h"
 #include "teratron/train/pretrain.h"
 

@@ -6,7 +6,7 @@
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/comm/consensus.h"
-#include "teratron/train/device/device.h"
+#include "teratron/device/device.h"
 
 namespace teratron {
 

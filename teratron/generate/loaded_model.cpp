@@ -9,8 +9,9 @@
 #include "teratron/hf/hf_checkpoint.h"
 #include "teratron/hf/peft.h"
 #include "teratron/models/classifier/classifier_families.h"
+#include "teratron/models/weights.h"
+#include "teratron/settings/checkpoint_args.h"
 #include "teratron/settings/checks/validate.h"
-#include "teratron/train/checkpoint/model_checkpoint.h"
 
 namespace teratron {
 
@@ -73,11 +74,38 @@ void check_experts_divisible(const Arguments& args) {
   if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
 }
 
+// The weights fit the checkpoint's model alone. Training compares the same settings.
+void check_same_model(const ParsedArguments& given, const nlohmann::json& merged,
+                      const CheckpointInfo& checkpoint) {
+  const std::string path = checkpoint.path.string();
+  std::vector<std::string> unknown;
+  const std::string all = to_json(arguments_from_json(checkpoint.config, path, &unknown));
+  const nlohmann::json saved = nlohmann::json::parse(canonical_config(all, path));
+  const nlohmann::json current = nlohmann::json::parse(canonical_config(merged.dump(), path));
+  std::vector<std::string> fields = model_fields();
+  for (const std::string& free : resumable_overrides(merged.dump(), /*finetune=*/false))
+    std::erase(fields, free);
+  std::vector<Problem> problems;
+  for (const std::string& field : fields) {
+    const auto source = given.sources.find(field);
+    if (source == given.sources.end() || !current.contains(field)) continue;
+    const nlohmann::json of_checkpoint = saved.contains(field) ? saved[field] : nlohmann::json();
+    if (current[field] == of_checkpoint) continue;
+    problems.push_back(
+        {.what = fmt::format("{} is {}, but {} in the checkpoint {}", field, printable(current[field].dump()),
+                             printable(of_checkpoint.dump()), printable(path, 4096)),
+         .where = source->second,
+         .fix = "Leave it out: the model is the checkpoint's"});
+  }
+  if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
+}
+
 // The settings of the checkpoint, overridden by those that the user gave.
 Arguments merge_settings(const ParsedArguments& given, const CheckpointInfo& checkpoint) {
   nlohmann::json merged = nlohmann::json::parse(checkpoint.config);
   const nlohmann::json current = nlohmann::json::parse(to_json(given.args));
   for (const auto& [field, source] : given.sources) merged[field] = current.at(field);
+  check_same_model(given, merged, checkpoint);
   // The run that saved it had another layout and other paths.
   for (const char* field : {"tensor_model_parallel_size",
                             "pipeline_model_parallel_size",

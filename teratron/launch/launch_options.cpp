@@ -16,7 +16,7 @@
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/base/strings.h"
-#include "teratron/train/device/device.h"
+#include "teratron/device/device.h"
 
 namespace teratron {
 namespace {

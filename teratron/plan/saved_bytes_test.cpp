@@ -4,11 +4,11 @@
 #include <gtest/gtest.h>
 
 #include "teratron/comm/host/thread_world.h"
+#include "teratron/device/device.h"
 #include "teratron/models/gpt/gpt_operators.h"
 #include "teratron/plan/operator_costs.h"
 #include "teratron/testing/memory_meter.h"
 #include "teratron/testing/models.h"
-#include "teratron/train/device/device.h"
 
 namespace teratron {
 namespace {

@@ -10,18 +10,12 @@
 #include <variant>
 #include <vector>
 
+#include "teratron/device/memory_use.h"
+
 namespace teratron {
 
 /// Named losses in reporting order: {"lm loss", 2.4}, {"sop loss", 0.6}.
 using Losses = std::vector<std::pair<std::string, double>>;
-
-/// Device memory of the reporting rank, in bytes.
-struct MemoryUse {
-  int64_t allocated = 0;
-  int64_t max_allocated = 0;
-  int64_t reserved = 0;
-  int64_t max_reserved = 0;
-};
 
 /// The run's description; world size and peak FLOP/s convert times to throughput.
 struct RunInfo {
@@ -61,7 +55,7 @@ struct StepMetrics {
   int64_t tokens = 0;           // of the global batch
   double flops = 0.0;           // of the global batch, causal convention (flops.h)
   double flops_full = 0.0;      // full convention
-  std::optional<MemoryUse> memory = std::nullopt;
+  std::optional<MemoryUse> memory = std::nullopt;  // device memory of the reporting rank
   std::vector<LayerMetric> layers = {};
 };
 

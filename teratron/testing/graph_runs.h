@@ -1,13 +1,13 @@
 // Training with CUDA graphs beside the same steps without: losses, gradients and weights must be bitwise
-// equal. On a CPU nothing is captured, but data and scalars take the same path (train/device/device_graph.h).
+// equal. On a CPU nothing is captured, but data and scalars take the same path (device/device_graph.h).
 #pragma once
 
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
 
+#include "teratron/device/device.h"
 #include "teratron/testing/layouts.h"
 #include "teratron/testing/models.h"
-#include "teratron/train/device/device.h"
 
 namespace teratron {
 

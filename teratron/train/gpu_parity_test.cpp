@@ -1,8 +1,8 @@
 // The model on a GPU against the same model on the CPU: loss and every gradient.
 #include <gtest/gtest.h>
 
+#include "teratron/device/device.h"
 #include "teratron/testing/models.h"
-#include "teratron/train/device/device.h"
 
 namespace teratron {
 namespace {

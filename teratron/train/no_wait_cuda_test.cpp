@@ -7,9 +7,9 @@
 #include <gtest/gtest.h>
 
 #include "teratron/base/error.h"
+#include "teratron/device/device.h"
 #include "teratron/models/gpt/gpt_family.h"
 #include "teratron/testing/models.h"
-#include "teratron/train/device/device.h"
 #include "teratron/train/engine/engine.h"
 
 namespace teratron {

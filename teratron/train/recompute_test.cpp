@@ -3,10 +3,10 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
+#include "teratron/device/device.h"
 #include "teratron/nn/dropout.h"
 #include "teratron/nn/mlp.h"
 #include "teratron/testing/models.h"
-#include "teratron/train/device/device.h"
 
 namespace teratron {
 namespace {

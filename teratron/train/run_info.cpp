@@ -2,7 +2,7 @@
 
 #include <chrono>
 
-#include "teratron/train/device/device.h"
+#include "teratron/device/device.h"
 
 namespace teratron {
 

@@ -7,9 +7,9 @@
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/comm/consensus.h"
+#include "teratron/device/device.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/telemetry/report.h"
-#include "teratron/train/device/device.h"
 #include "teratron/train/guards/replica_check.h"
 #include "teratron/train/run_info.h"
 

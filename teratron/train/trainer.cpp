@@ -9,9 +9,9 @@
 #include "teratron/base/fault_point.h"
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
+#include "teratron/device/device.h"
 #include "teratron/plan/flops.h"
 #include "teratron/settings/component_options.h"
-#include "teratron/train/device/device.h"
 #include "teratron/train/engine/engine_options.h"
 #include "teratron/train/guards/nonfinite.h"
 

@@ -16,10 +16,10 @@
 
 #include <c10/core/Event.h>
 
+#include "teratron/device/device_graph.h"
 #include "teratron/generate/request.h"
 #include "teratron/generate/sampling.h"
 #include "teratron/generate/step.h"
-#include "teratron/train/device/device_graph.h"
 
 namespace teratron {
 

@@ -5,12 +5,12 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "teratron/device/device.h"
 #include "teratron/models/gpt/gpt_family.h"
 #include "teratron/models/t5/t5_family.h"
 #include "teratron/testing/generated_answers.h"
 #include "teratron/testing/small_config.h"
 #include "teratron/testing/t5_models.h"
-#include "teratron/train/device/device.h"
 
 namespace teratron {
 namespace {

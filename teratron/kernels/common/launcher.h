@@ -1,5 +1,5 @@
 // Launchers: the functions of .cu files. They take raw device pointers, so nvcc never parses ATen's headers.
-// Each room declares its own in launchers.h; common/no_cuda.cpp redefines the macro to make stubs of them.
+// Each room declares its own in launchers.h; no_cuda.cpp redefines the macro to make stubs of them.
 #pragma once
 
 #include <cstdint>

@@ -6,7 +6,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/base/fault_point.h"
-#include "teratron/nn/offload/available_memory.h"
+#include "teratron/device/available_memory.h"
 
 namespace teratron {
 

@@ -3,12 +3,12 @@
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
+#include "teratron/device/device.h"
 #include "teratron/models/bert/bert.h"
 #include "teratron/nn/attention/attention.h"
 #include "teratron/optim/param_and_grad_buffer.h"
 #include "teratron/testing/bert_models.h"
 #include "teratron/testing/models.h"
-#include "teratron/train/device/device.h"
 
 namespace teratron::bert_gpu_test {
 namespace {

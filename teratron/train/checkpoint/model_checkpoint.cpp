@@ -1,15 +1,15 @@
 #include "teratron/train/checkpoint/model_checkpoint.h"
 
 #include <algorithm>
-#include <deque>
 
-#include <ATen/ATen.h>
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/base/tensor_dtype.h"
 #include "teratron/ckpt/save_plan.h"
+#include "teratron/models/weights.h"
+#include "teratron/nn/lora/lora_options.h"
 #include "teratron/settings/checkpoint_args.h"
 
 namespace teratron {
@@ -18,109 +18,9 @@ using nlohmann::json;
 
 namespace {
 
-at::ScalarType floating_type(Dtype dtype, const std::string& name) {
-  const std::optional<at::ScalarType> type = scalar_type_of(dtype);
-  if (type && at::isFloatingType(*type)) return *type;
-  throw checkpoint_error({.what = fmt::format("weights of type {} cannot be loaded", name_of(dtype)),
-                          .where = name,
-                          .fix = "Convert the checkpoint to F32, BF16 or F16 first"});
-}
-
-LocalTensor describe(const StateTensor& state, at::ScalarType type) {
-  return {.name = state.name,
-          .dtype = dtype_of(type).value(),
-          .shard = state.shard,
-          .flat_begin = state.local.begin,
-          .flat_end = state.local.end};
-}
-
-// Host memory that is loaded into: the tensor's memory if it is on the CPU in the right dtype, else a copy.
-class HostTensors {
- public:
-  void add(const StateTensor& state, at::ScalarType type) {
-    const at::Tensor& values = state.values;
-    const bool in_place = values.is_cpu() && values.is_contiguous() && values.scalar_type() == type &&
-                          !state.remainder.defined();
-    const at::Tensor host = in_place ? values : at::zeros(values.sizes(), at::TensorOptions().dtype(type));
-    places_.push_back({state, host});
-    list_.push_back(describe(state, type));
-    list_.back().data = host.mutable_data_ptr();
-  }
-  // Splitting fp32 values takes scarce device memory: in pieces of 64 MiB.
-  void copy_from_host() const {
-    constexpr int64_t piece = 1 << 24;
-    for (const auto& [state, host] : places_) {
-      if (state.values.is_same(host)) continue;
-      const int64_t size = host.numel(), step = state.remainder.defined() ? piece : size;
-      for (int64_t begin = 0; begin < size; begin += step) {
-        const int64_t end = std::min(size, begin + step);
-        state.part(begin, end).write(host.slice(0, begin, end));
-      }
-    }
-  }
-  const std::vector<LocalTensor>& list() const { return list_; }
-
- private:
-  struct Place {
-    StateTensor state;
-    at::Tensor host;
-  };
-  std::deque<Place> places_;
-  std::vector<LocalTensor> list_;
-};
-
-StateTensor whole(const std::string& name, const Shard& shard, const at::Tensor& tensor) {
-  return {name, shard, {0, tensor.numel()}, tensor.view(-1)};
-}
-
-std::vector<StateTensor> buffers(ParameterSet& parameters, Buffer::Kind kind) {
-  std::vector<StateTensor> all;
-  for (const Buffer& buffer : parameters.buffers()) {
-    const std::string prefix = kind == Buffer::Kind::training ? "optimizer." : "";
-    if (buffer.kind == kind) all.push_back(whole(prefix + buffer.name, buffer.shard, buffer.tensor));
-  }
-  return all;
-}
-
-std::vector<StateTensor> parameters_of(ParameterSet& parameters) {
-  std::vector<StateTensor> all;
-  for (const Parameter& parameter : parameters.all()) {
-    all.push_back(whole(parameter.name, parameter.shard(), parameter.tensor.detach()));
-  }
-  return all;
-}
-
-// Parameters and the model's buffers.
-std::vector<StateTensor> weights(ParameterSet& parameters) {
-  std::vector<StateTensor> all = parameters_of(parameters);
-  const std::vector<StateTensor> others = buffers(parameters, Buffer::Kind::model);
-  all.insert(all.end(), others.begin(), others.end());
-  return all;
-}
-
 bool begins_with_any(const std::string& name, const std::vector<std::string>& beginnings) {
   return std::ranges::any_of(beginnings,
                              [&name](const std::string& beginning) { return name.starts_with(beginning); });
-}
-
-bool no_weight(const std::string&) {
-  return false;
-}
-
-// Weights are read in the dtype in which they were saved. Those that `may_lack` selects may be missing.
-void add_weights(ParameterSet& parameters, const CheckpointInfo& info, HostTensors& tensors,
-                 const std::function<bool(const std::string&)>& may_lack) {
-  bool converted = false;
-  for (const StateTensor& state : weights(parameters)) {
-    const auto saved = info.tensors.find(state.name);
-    if (saved == info.tensors.end() && may_lack(state.name)) continue;
-    const bool same = saved == info.tensors.end() || saved->second.dtype == dtype_of(state.type());
-    tensors.add(state, same ? state.type() : floating_type(saved->second.dtype, state.name));
-    converted = converted || !same;
-  }
-  if (converted) {
-    notice("weights of {} are converted to {}", info.path.string(), at::toString(parameters.options().dtype));
-  }
 }
 
 // The first of the states that the checkpoint lacks, or holds in another shape; null: none.
@@ -143,17 +43,17 @@ std::vector<SavedTensor> saved_tensors(TrainEngine& engine, bool optimizer) {
   const auto add = [&all](const std::vector<StateTensor>& states, bool fixed) {
     for (const StateTensor& state : states) all.push_back({state, fixed});
   };
-  add(parameters_of(engine.parameters()), true);
-  add(buffers(engine.parameters(), Buffer::Kind::model), false);
+  add(parameter_tensors(engine.parameters()), true);
+  add(buffer_tensors(engine.parameters(), Buffer::Kind::model), false);
   if (!optimizer) return all;
   add(engine.optimizer().state(), true);
-  add(buffers(engine.parameters(), Buffer::Kind::training), false);
+  add(buffer_tensors(engine.parameters(), Buffer::Kind::training), false);
   return all;
 }
 
 std::vector<LocalTensor> describe(const std::vector<SavedTensor>& tensors) {
   std::vector<LocalTensor> list;
-  for (const auto& [state, fixed] : tensors) list.push_back(describe(state, state.type()));
+  for (const auto& [state, fixed] : tensors) list.push_back(local_tensor(state, state.type()));
   return list;
 }
 
@@ -247,7 +147,7 @@ SavedCheckpoint save_model(TrainEngine& engine, SaveRequest request, bool optimi
 
 std::map<std::string, TensorInfo> saved_weights(TrainEngine& engine) {
   std::map<std::string, TensorInfo> mine;
-  for (const StateTensor& state : weights(engine.parameters()))
+  for (const StateTensor& state : weight_tensors(engine.parameters()))
     mine[state.name] = {dtype_of(state.type()).value(), state.shard.global_shape};
   return tensors_of_all_ranks(mine, *engine.mesh().world().communicator);
 }
@@ -276,7 +176,7 @@ std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions&
   engine.buffers().finish_param_gather();
   Communicator& peers = *engine.mesh().world().communicator;
   HostTensors tensors;
-  const std::vector<StateTensor> state = buffers(engine.parameters(), Buffer::Kind::training);
+  const std::vector<StateTensor> state = buffer_tensors(engine.parameters(), Buffer::Kind::training);
   const StateTensor* missing = nullptr;
   const Finetuning other = options.finetune ? options.other_family : Finetuning();
   std::vector<std::string> ignored = other.left_out;
@@ -320,26 +220,6 @@ std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions&
            info->path.string(), missing->name);
   }
   return info;
-}
-
-std::vector<LocalTensor> weight_parts(ParameterSet& parameters) {
-  std::vector<LocalTensor> parts;
-  for (const StateTensor& state : weights(parameters)) parts.push_back(describe(state, state.type()));
-  return parts;
-}
-
-void load_weights(ParameterSet& parameters, const SharedManifest& checkpoint, HostGroup& peers) {
-  HostTensors tensors;
-  add_weights(parameters, checkpoint.info(), tensors, no_weight);
-  load_tensors(checkpoint, tensors.list(), {"optimizer."}, peers);
-  tensors.copy_from_host();
-}
-
-void load_weights(ParameterSet& parameters, const CheckpointSource& source, HostGroup& peers) {
-  HostTensors tensors;
-  add_weights(parameters, source.info(), tensors, no_weight);
-  load_tensors(source, tensors.list(), {}, peers);
-  tensors.copy_from_host();
 }
 
 }  // namespace teratron

@@ -10,7 +10,7 @@
 #include "teratron/ckpt/checkpoint_source.h"
 #include "teratron/ckpt/shared_manifest.h"
 #include "teratron/train/checkpoint/finetuning.h"
-#include "teratron/train/device/snapshot.h"
+#include "teratron/train/checkpoint/snapshot.h"
 #include "teratron/train/engine/engine.h"
 
 namespace teratron {
@@ -48,11 +48,5 @@ struct LoadOptions {
 /// Loads into the engine; nullopt if there is no checkpoint. Weights of another dtype are converted, with a
 /// notice. Without optimizer state, master weights are computed from the weights. Collective.
 std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions& options);
-
-/// Loads weights alone into a model without an engine. Collective over `peers`.
-void load_weights(ParameterSet& parameters, const SharedManifest& checkpoint, HostGroup& peers);
-void load_weights(ParameterSet& parameters, const CheckpointSource& source, HostGroup& peers);
-/// What they read, as parts without memory.
-std::vector<LocalTensor> weight_parts(ParameterSet& parameters);
 
 }  // namespace teratron

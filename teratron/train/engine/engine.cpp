@@ -10,13 +10,13 @@
 
 #include "teratron/base/error.h"
 #include "teratron/comm/collectives.h"
+#include "teratron/device/device.h"
+#include "teratron/device/stream_marker.h"
 #include "teratron/models/lora.h"
 #include "teratron/pipeline/executor.h"
-#include "teratron/train/device/device.h"
-#include "teratron/train/device/graph_choice.h"
-#include "teratron/train/device/microbatch_graphs.h"
-#include "teratron/train/device/stream_marker.h"
 #include "teratron/train/engine/microbatch_buffer.h"
+#include "teratron/train/graphs/graph_choice.h"
+#include "teratron/train/graphs/microbatch_graphs.h"
 
 namespace teratron {
 

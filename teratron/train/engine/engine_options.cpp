@@ -3,11 +3,11 @@
 #include <algorithm>
 
 #include "teratron/base/error.h"
+#include "teratron/device/device.h"
 #include "teratron/models/lora.h"
 #include "teratron/models/precision.h"
 #include "teratron/settings/checks/graphs.h"
 #include "teratron/settings/component_options.h"
-#include "teratron/train/device/device.h"
 
 namespace teratron {
 

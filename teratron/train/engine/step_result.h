@@ -32,7 +32,7 @@ struct StepResult {
   double parameter_norm = 0.0;
   int64_t stop_request = 0;
   int64_t progress = 0;
-  int64_t graph_vote = 0;  // maximum over the ranks (device/graph_choice.h)
+  int64_t graph_vote = 0;  // maximum over the ranks (train/graphs/graph_choice.h)
   double seconds = 0.0;  // between the ends of the previous step and this one on the device; 0 for the first
   std::vector<double> custom_metrics = {};  // means of TrainStep::metric_names()
   std::vector<double> layer_sums = {};      // ModelPlan::layer_sums

@@ -3,7 +3,7 @@
 
 #include "teratron/base/log.h"
 #include "teratron/comm/consensus.h"
-#include "teratron/train/device/stream_marker.h"
+#include "teratron/device/stream_marker.h"
 #include "teratron/train/train_loop.h"
 
 namespace teratron {

@@ -4,10 +4,10 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <gtest/gtest.h>
 
+#include "teratron/device/device.h"
 #include "teratron/models/gpt/gpt_operators.h"
 #include "teratron/plan/operator_costs.h"
 #include "teratron/testing/models.h"
-#include "teratron/train/device/device.h"
 
 namespace teratron {
 namespace {

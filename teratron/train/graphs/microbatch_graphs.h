@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "teratron/device/device_graph.h"
 #include "teratron/models/model.h"
-#include "teratron/train/device/device_graph.h"
 
 namespace teratron {
 

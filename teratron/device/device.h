@@ -8,7 +8,7 @@
 
 #include <ATen/ATen.h>
 
-#include "teratron/telemetry/metrics.h"
+#include "teratron/device/memory_use.h"
 
 namespace teratron {
 
@@ -23,7 +23,7 @@ at::Device current_gpu();
 /// Versions of the GPU libraries that are loaded, and the newest CUDA that the driver supports; empty in a
 /// build without CUDA.
 std::vector<std::pair<std::string, std::string>> gpu_libraries();
-/// Of PyTorch's caching allocator; nullopt on CPU.
+/// nullopt on CPU.
 std::optional<MemoryUse> device_memory(at::Device device);
 
 /// Bytes that can still be allocated: on the GPU, or in this machine or container.

@@ -1,4 +1,4 @@
-#include "teratron/nn/offload/available_memory.h"
+#include "teratron/device/available_memory.h"
 
 #include <algorithm>
 #include <fstream>

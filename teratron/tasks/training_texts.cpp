@@ -1,4 +1,4 @@
-#include "teratron/generate/training_texts.h"
+#include "teratron/tasks/training_texts.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,4 +1,4 @@
-#include "teratron/train/device/stream_marker.h"
+#include "teratron/device/stream_marker.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 

@@ -4,7 +4,7 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include "teratron/base/error.h"
-#include "teratron/train/device/device_graph.h"
+#include "teratron/device/device_graph.h"
 
 namespace teratron {
 

@@ -5,9 +5,9 @@
 #include <dlfcn.h>
 
 #include "teratron/base/error.h"
+#include "teratron/device/available_memory.h"
+#include "teratron/device/device.h"
 #include "teratron/kernels/common/cuda_libraries.h"
-#include "teratron/nn/offload/available_memory.h"
-#include "teratron/train/device/device.h"
 
 namespace teratron {
 

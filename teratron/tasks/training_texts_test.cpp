@@ -1,5 +1,5 @@
 // Texts during training: the same in every layout, and a training that does not notice.
-#include "teratron/generate/training_texts.h"
+#include "teratron/tasks/training_texts.h"
 
 #include <fstream>
 

@@ -1,5 +1,5 @@
-// A large block of host memory that a thread prepares in the background: its pages are made resident and
-// pinned slab by slab, so that no call holds the driver for long and no copy waits for page faults.
+// A large block of host memory that a thread prepares in the background. Its pages are made resident and
+// pinned slab by slab: no call holds the driver for long, and no copy waits for page faults.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "teratron/train/device/copy_stream.h"
+#include "teratron/device/copy_stream.h"
 
 namespace teratron {
 

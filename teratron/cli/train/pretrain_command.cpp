@@ -1,7 +1,7 @@
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/run_job.h"
-#include "teratron/generate/training_texts.h"
+#include "teratron/tasks/training_texts.h"
 #include "teratron/train/pretrain.h"
 
 namespace teratron {

@@ -28,7 +28,7 @@ class CopyStream {
   virtual void follow_current() = 0;
   /// Launches a copy of contiguous device memory, beside the current stream.
   virtual void copy(void* host, const void* device, size_t bytes) = 0;
-  /// The same as part of the current stream's work.
+  /// Launches the copy as part of the current stream's work.
   virtual void copy_in_current(void* host, const void* device, size_t bytes) = 0;
 
   /// Marks the end of all copies so far of copy(). Marks are numbered from 0 since the last reset().

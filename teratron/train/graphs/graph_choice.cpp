@@ -1,4 +1,4 @@
-#include "teratron/train/device/graph_choice.h"
+#include "teratron/train/graphs/graph_choice.h"
 
 #include <algorithm>
 

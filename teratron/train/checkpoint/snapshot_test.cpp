@@ -1,4 +1,4 @@
-#include "teratron/train/device/snapshot.h"
+#include "teratron/train/checkpoint/snapshot.h"
 
 #include <atomic>
 #include <cstring>
@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "teratron/ckpt/manifest.h"
-#include "teratron/train/device/device.h"
+#include "teratron/device/device.h"
 
 namespace teratron {
 namespace {

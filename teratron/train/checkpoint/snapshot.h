@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "teratron/ckpt/checkpoint.h"
+#include "teratron/device/host_memory.h"
 #include "teratron/optim/optimizer.h"
-#include "teratron/train/device/host_memory.h"
 
 namespace teratron {
 

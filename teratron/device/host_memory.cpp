@@ -1,4 +1,4 @@
-#include "teratron/train/device/host_memory.h"
+#include "teratron/device/host_memory.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -8,7 +8,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/base/fault_point.h"
-#include "teratron/nn/offload/available_memory.h"
+#include "teratron/device/available_memory.h"
 
 namespace teratron {
 

@@ -1,4 +1,4 @@
-#include "teratron/train/device/copy_stream.h"
+#include "teratron/device/copy_stream.h"
 
 #include <cstring>
 

@@ -1,4 +1,4 @@
-#include "teratron/train/device/device_graph.h"
+#include "teratron/device/device_graph.h"
 
 namespace teratron {
 

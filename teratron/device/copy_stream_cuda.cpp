@@ -5,7 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "teratron/base/error.h"
-#include "teratron/train/device/copy_stream.h"
+#include "teratron/device/copy_stream.h"
 
 namespace teratron {
 

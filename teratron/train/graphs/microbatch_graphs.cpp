@@ -1,4 +1,4 @@
-#include "teratron/train/device/microbatch_graphs.h"
+#include "teratron/train/graphs/microbatch_graphs.h"
 
 #include <algorithm>
 

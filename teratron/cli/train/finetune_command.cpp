@@ -3,7 +3,8 @@
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/run_job.h"
-#include "teratron/generate/training_texts.h"
+#include "teratron/cli/train/training_arguments.h"
+#include "teratron/tasks/training_texts.h"
 #include "teratron/train/classification/classification.h"
 #include "teratron/train/pretrain.h"
 

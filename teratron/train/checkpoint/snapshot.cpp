@@ -1,4 +1,4 @@
-#include "teratron/train/device/snapshot.h"
+#include "teratron/train/checkpoint/snapshot.h"
 
 #include <algorithm>
 

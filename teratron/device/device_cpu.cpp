@@ -1,9 +1,9 @@
 // Builds without CUDA.
 #include "teratron/base/error.h"
-#include "teratron/nn/offload/available_memory.h"
-#include "teratron/train/device/copy_stream.h"
-#include "teratron/train/device/device.h"
-#include "teratron/train/device/device_graph.h"
+#include "teratron/device/available_memory.h"
+#include "teratron/device/copy_stream.h"
+#include "teratron/device/device.h"
+#include "teratron/device/device_graph.h"
 
 namespace teratron {
 

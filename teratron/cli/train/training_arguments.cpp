@@ -1,0 +1,87 @@
+#include "teratron/cli/train/training_arguments.h"
+
+#include "teratron/hf/architecture.h"
+#include "teratron/hf/peft.h"
+
+namespace teratron {
+
+namespace {
+
+std::vector<Field> extra_fields(const JobModel& model) {
+  std::vector<Field> fields = model.family.fields;
+  fields.insert(fields.end(), model.registry.fields.begin(), model.registry.fields.end());
+  return fields;
+}
+
+std::vector<ArgsDefault> args_defaults(const JobModel& model) {
+  std::vector<ArgsDefault> defaults = model.family.args_defaults;
+  const std::vector<ArgsDefault>& programs = model.registry.args_defaults;
+  defaults.insert(defaults.end(), programs.begin(), programs.end());
+  return defaults;
+}
+
+// The rank, alpha and targets of --lora.
+void use_adapter_config(ParsedArguments& parsed) {
+  Arguments& args = parsed.args;
+  if (!args.lora) return;
+  for (const char* const name : {"lora_rank", "lora_alpha", "lora_targets"}) {
+    if (!parsed.sources.contains(name)) continue;
+    parsed.problems.push_back(
+        {.what = fmt::format("{} is given, but the adapters of --lora have their own", name),
+         .where = "--lora",
+         .fix = "Leave one of them out"});
+  }
+  const PeftConfig config = read_peft_config(*args.lora);
+  args.lora_rank = config.rank;
+  args.lora_alpha = config.alpha;
+  args.lora_targets = config.targets;
+  for (const char* const name : {"lora_rank", "lora_alpha", "lora_targets"})
+    parsed.sources[name] = *args.lora;
+  if (parsed.sources.contains("lora_dropout")) return;
+  args.lora_dropout = config.dropout;
+  parsed.sources["lora_dropout"] = *args.lora;
+}
+
+void add_settings(ParsedArguments& parsed, const std::optional<SavedSettings>& saved) {
+  if (saved) use_checkpoint_args(parsed, *saved);
+  use_adapter_config(parsed);
+}
+
+}  // namespace
+
+ParsedArguments flag_arguments(std::span<const std::string> args, const JobModel& model) {
+  const std::vector<Field> fields = extra_fields(model);
+  const std::vector<ArgsDefault> defaults = args_defaults(model);
+  return parse_arguments(fmt::format("pretrain {}", model.family.name), args,
+                         {.defer_problems = true,
+                          .extra_fields = fields,
+                          .defaults = defaults,
+                          .architecture = architecture_settings});
+}
+
+ParsedArguments given_arguments(std::span<const std::string> args, const JobModel& model) {
+  ParsedArguments parsed = flag_arguments(args, model);
+  if (!parsed.help) add_settings(parsed, read_saved_settings(parsed.args));
+  return parsed;
+}
+
+void finish_arguments(ParsedArguments& parsed, const std::optional<SavedSettings>& saved, int64_t world_size,
+                      const JobModel& model) {
+  add_settings(parsed, saved);
+  if (model.family.check) model.family.check(parsed.args, parsed.problems);
+  validate_arguments(parsed, world_size);
+}
+
+ParsedArguments pretrain_arguments(std::span<const std::string> args, int64_t world_size,
+                                   const JobModel& model) {
+  ParsedArguments parsed = flag_arguments(args, model);
+  if (!parsed.help) finish_arguments(parsed, read_saved_settings(parsed.args), world_size, model);
+  return parsed;
+}
+
+std::string pretrain_help(const JobModel& model) {
+  const std::string usage = fmt::format("teratron pretrain {} [FLAGS]", model.family.name);
+  return arguments_help({usage, model.family.name}, extra_fields(model), args_defaults(model));
+}
+
+}  // namespace teratron

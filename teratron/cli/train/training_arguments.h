@@ -1,0 +1,30 @@
+// The settings of a training: flags, file and environment, with those of a checkpoint and of adapters.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "teratron/settings/arguments.h"
+#include "teratron/settings/checkpoint_args.h"
+#include "teratron/train/registry.h"
+
+namespace teratron {
+
+/// The settings of flags, file and environment; not validated, with problems deferred
+/// (ParsedArguments::problems). With --help only `help` is set.
+ParsedArguments flag_arguments(std::span<const std::string> args, const JobModel& model);
+/// The same and, with --use-checkpoint-args, those of the checkpoint, which is read here.
+ParsedArguments given_arguments(std::span<const std::string> args, const JobModel& model);
+/// Finishes the settings of flag_arguments() for `world_size` ranks, with those of the checkpoint.
+/// UserError(config) lists every problem.
+void finish_arguments(ParsedArguments& parsed, const std::optional<SavedSettings>& saved, int64_t world_size,
+                      const JobModel& model);
+/// All of that by one process. With --help only `help` is set.
+ParsedArguments pretrain_arguments(std::span<const std::string> args, int64_t world_size,
+                                   const JobModel& model);
+/// Text of --help: the flags of the family and of the program.
+std::string pretrain_help(const JobModel& model);
+
+}  // namespace teratron
