@@ -8,7 +8,7 @@
     python3 bench/peers/compare.py --teratron "./run teratron" --shape t5-base-relative
 
 Writes the medians to a new file in bench/results (or --results FOLDER); results_table.py describes the format
-and generates the table of docs/performance.md from those files.
+and generates the tables of docs/performance.md from those files.
 """
 import argparse
 import datetime

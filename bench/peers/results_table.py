@@ -1,6 +1,6 @@
-"""Benchmark results: JSON files in bench/results/, and the table of docs/performance.md generated from them.
+"""Benchmark results: JSON files in bench/results/, and the tables of docs/performance.md generated from them.
 
-    python3 bench/peers/results_table.py        # rewrites the table
+    python3 bench/peers/results_table.py        # rewrites the tables
 
 A file holds one comparison, measured in one run on one machine:
 
@@ -27,8 +27,18 @@ RESULTS, DOCUMENT = ROOT / "bench" / "results", ROOT / "docs" / "performance.md"
 TEXTS = ("date", "commit", "device", "command", "shape", "unit", "note")
 NUMBERS = ("ours", "peers", "ratios", "goals")
 UNITS = ("tokens/s", "MB/s", "ms/step")
-COLUMNS = ("shape", "ours", "peer", "ratio", "goal", "device", "date", "commit", "command")
-BEGIN, END = "<!-- begin: bench/peers/results_table.py -->", "<!-- end: bench/peers/results_table.py -->"
+COLUMNS = ("model or input", "ours", "peer", "ratio", "goal", "on", "date")
+# The tables, by the question that they answer, and which results they take: the first whose pattern is in shape or unit.
+QUESTIONS = {"tokenizer": "MB/s", "generate": "^generate|streaming", "experts": "mixtral|qwen3-30b",
+             "long-sequences": r"1 x \d{5}", "train": ""}
+# What the tables write shorter.
+SHORT = [(r"^teratron(?: preprocess)?, ", ""), (r"context_parallel", "CP"), (r"^torch\.compile", "torch"),
+         (r"^(.*) \+ torch\.compile$", r"torch, \1"), (r"^generate, |, 1 x 8192$|, 4 micro-batches(?=,)|, before sum_rows", ""),
+         (r", one GPU$|, all_gather$|, distributed optimizer|^its |^published by ", ""), (r"--no-(\w+)-.*", r"no \1"),
+         (r"forward and backward of a GPU", "fwd + bwd"), (r"layers offloaded", "offloaded"),
+         (r"1 x NVIDIA (H\d+).*", r"\1"),
+         (r"(\d) x NVIDIA (H\d+).*", r"\1 \2"), (r"(\d) virtual cores of an (?:AMD|Intel) (\w+) .*", r"\1 cores, \2"),
+         (r"1 of 2 virtual cores", "1 core"), (r" virtual cores", " cores")]
 
 
 def check(result):
@@ -75,8 +85,16 @@ def figure(value):
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
+def short(text):
+    for pattern, replacement in SHORT:
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
 def labelled(result, name):
-    return f"{name}: {figure({**result['ours'], **result['peers']}[name])}"
+    value = figure({**result["ours"], **result["peers"]}[name])
+    unit = "" if result["unit"] == "tokens/s" else " " + result["unit"].removesuffix("/step")
+    return f"{short(name)}: {value}{unit}"
 
 
 def comparisons(result):
@@ -87,32 +105,42 @@ def comparisons(result):
         yield a, b, f"{ratio:.3f}" if ratio < 10 else figure(ratio), f"{goals[key]:.2f}" if key in goals else ""
 
 
-def workload(result):
-    """What must be equal for a later result to replace an earlier one: the options that change the work."""
-    options = re.findall(r"--(?:micro-batches|precision|gpus|tp|pp)\b(?: [^\s-]\S*)?", result["command"])
-    return result["shape"], result["device"].replace(" 80 GB", ""), " ".join(options)
+def question(result):
+    """The table that shows a result."""
+    return next(name for name, pattern in QUESTIONS.items()
+                if re.search(pattern, result["shape"]) or pattern == result["unit"])
 
 
 def rows(results):
-    """One row per comparison, the latest of each workload; values without a peer stay in the files."""
+    """The comparisons of the latest result of each model or input, contestant of ours, and number of devices of a kind."""
     latest = {}
-    for result in results:
+    for result in sorted(results, key=lambda result: result["date"]):
+        device = re.sub(r"NVIDIA.*", "GPU", result["device"])
+        precision = re.search(r"--precision \w+|$", result["command"]).group()
+        for ours, *_ in comparisons(result):
+            contestant = re.sub(", (NCCL_WIN_ENABLE=0|sequence parallel)", "", ours)
+            latest[short(result["shape"]), device, precision, contestant] = result, ours
+    for (shape, *_), (result, contestant) in sorted(latest.items(), key=lambda entry: entry[0]):
         for ours, peer, ratio, goal in comparisons(result):
-            cells = (result["shape"], labelled(result, ours) + f" {result['unit']}", labelled(result, peer), ratio, goal,
-                     result["device"], result["date"], result["commit"], f"`{result['command']}`")
-            latest[(*workload(result), ours, peer)] = cells
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in latest.values()]
+            if ours == contestant:
+                yield (shape, labelled(result, ours).removeprefix("teratron: "), labelled(result, peer), ratio, goal,
+                       short(result["device"]), result["date"][5:])
 
 
 def table(results):
-    return "\n".join(["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|", *rows(results)])
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *rows(results)]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines)
 
 
-def with_table(document, results):
-    """The document with the text between the two markers replaced."""
-    before, rest = document.split(BEGIN)
-    return f"{before}{BEGIN}\n{table(results)}\n{END}{rest.split(END)[1]}"
+def with_tables(document, results):
+    """The document with the text between each table's two markers replaced."""
+    for name in QUESTIONS:
+        begin, end = f"<!-- begin: results_table.py {name} -->\n", "\n<!-- end -->"
+        before, rest = document.split(begin)
+        chosen = [result for result in results if question(result) == name]
+        document = f"{before}{begin}{table(chosen)}{end}{rest.split(end, 1)[1]}"
+    return document
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(with_table(DOCUMENT.read_text(), load()))
+    DOCUMENT.write_text(with_tables(DOCUMENT.read_text(), load()))
