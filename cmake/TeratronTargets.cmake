@@ -109,9 +109,10 @@ const char* const @symbol@ = R\"html(@content@)html\";
 ")
 endfunction()
 
-# teratron_test(name [TORCH] SOURCES ... DEPENDS ...): one GoogleTest binary per layer, run as a whole by CTest.
+# teratron_test(name [TORCH] [SHARDS n] [ENVIRONMENT NAME=value ...] SOURCES ... DEPENDS ...): one GoogleTest binary per
+# layer. CTest runs it as a whole or, if it takes more than a minute, in n parts, so that cores are used evenly.
 function(teratron_test name)
-  cmake_parse_arguments(T "TORCH" "" "SOURCES;DEPENDS" ${ARGN})
+  cmake_parse_arguments(T "TORCH" "SHARDS" "ENVIRONMENT;SOURCES;DEPENDS" ${ARGN})
   add_executable(${name} ${T_SOURCES})
   teratron_unity(${name} 8)  # more tests would use the same short names
   target_link_libraries(${name} PRIVATE ${T_DEPENDS} GTest::gtest_main)
