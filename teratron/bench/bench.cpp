@@ -7,8 +7,8 @@
 #include "teratron/settings/component_options.h"
 #include "teratron/train/engine/engine_options.h"
 #include "teratron/train/guards/signals.h"
+#include "teratron/train/loop/train_loop.h"
 #include "teratron/train/run_info.h"
-#include "teratron/train/train_loop.h"
 
 namespace teratron {
 

@@ -16,7 +16,7 @@
 #include "teratron/cli/commands.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/cli/train/training_arguments.h"
-#include "teratron/train/pretrain.h"
+#include "teratron/train/loop/pretrain.h"
 
 namespace teratron {
 

@@ -5,7 +5,7 @@
 
 #include "teratron/cli/train/training_arguments.h"
 #include "teratron/plan/rank_memory.h"
-#include "teratron/train/pretrain.h"
+#include "teratron/train/loop/pretrain.h"
 
 namespace teratron {
 

@@ -9,7 +9,7 @@
 #include "teratron/pipeline/schedule.h"
 #include "teratron/plan/rank_memory.h"
 #include "teratron/settings/component_options.h"
-#include "teratron/train/pretrain.h"
+#include "teratron/train/loop/pretrain.h"
 
 namespace teratron {
 

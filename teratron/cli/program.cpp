@@ -22,7 +22,7 @@
 #include "teratron/cli/wait_policy.h"
 #include "teratron/comm/torch_fault.h"
 #include "teratron/settings/component_options.h"
-#include "teratron/train/pretrain.h"
+#include "teratron/train/loop/pretrain.h"
 
 namespace teratron {
 namespace {
@@ -202,7 +202,7 @@ int run_loop(int argc, char** argv, const Loop& loop, const Registry& registry) 
       if (mesh.rank() == 0) print_line(dump(parsed));
       Trainer trainer(parsed.args, mesh, model);
       loop(trainer);
-      trainer.finish_save();
+      trainer.saver().finish();
       return ExitCode::ok;
     });
   });

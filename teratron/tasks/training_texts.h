@@ -6,7 +6,7 @@
 // of it is drawn.
 #pragma once
 
-#include "teratron/train/train_loop.h"
+#include "teratron/train/loop/train_loop.h"
 
 namespace teratron {
 

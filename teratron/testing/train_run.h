@@ -18,7 +18,7 @@
 #include "teratron/comm/host/single_world.h"
 #include "teratron/comm/host/thread_world.h"
 #include "teratron/testing/run_log.h"
-#include "teratron/train/pretrain.h"
+#include "teratron/train/loop/pretrain.h"
 
 namespace teratron {
 

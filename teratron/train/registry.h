@@ -8,20 +8,14 @@
 #include <vector>
 
 #include "teratron/models/family.h"
-#include "teratron/settings/arguments.h"
-#include "teratron/tokenizer/tokenizer.h"
 #include "teratron/train/checkpoint/finetuning.h"
+#include "teratron/train/data/train_context.h"
 #include "teratron/train/engine/train_step.h"
 
 namespace teratron {
 
 struct Registry {
-  /// Passed to the functions below.
-  struct Context {
-    const Arguments& args;
-    const Tokenizer& tokenizer;
-    const Mesh& mesh;
-  };
+  using Context = TrainContext;
   /// Flags of the program (custom_field), for the command line, the YAML file, --help and the listing at the
   /// start.
   std::vector<Field> fields = {};

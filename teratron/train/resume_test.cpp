@@ -7,7 +7,7 @@
 #include "teratron/settings/component_options.h"
 #include "teratron/testing/run_log.h"
 #include "teratron/testing/train_run.h"
-#include "teratron/train/train_loop.h"
+#include "teratron/train/loop/train_loop.h"
 
 namespace teratron {
 namespace {

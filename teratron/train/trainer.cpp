@@ -12,8 +12,9 @@
 #include "teratron/device/device.h"
 #include "teratron/plan/flops.h"
 #include "teratron/settings/component_options.h"
+#include "teratron/train/checkpoint/start.h"
 #include "teratron/train/engine/engine_options.h"
-#include "teratron/train/guards/nonfinite.h"
+#include "teratron/train/setup_lines.h"
 
 namespace teratron {
 
@@ -30,6 +31,23 @@ std::unique_ptr<Timers> make_timers(const Arguments& args, at::Device device) {
 
 std::unique_ptr<TrainStep> make_step(const Registry& registry, const Registry::Context& context) {
   return registry.train_step ? registry.train_step(context) : std::make_unique<TrainStep>();
+}
+
+std::vector<std::unique_ptr<JobLock>> lock_directories(const Arguments& args) {
+  std::vector<std::unique_ptr<JobLock>> locks;
+  if (args.save) locks.push_back(std::make_unique<JobLock>(*args.save, JobLockOptions{}));
+  if (!args.run_dir) return locks;
+  make_directories(*args.run_dir, ExitCode::config);
+  std::error_code ignored;
+  if (args.save && std::filesystem::equivalent(*args.run_dir, *args.save, ignored)) return locks;
+  locks.push_back(std::make_unique<JobLock>(*args.run_dir, JobLockOptions{}));
+  return locks;
+}
+
+ScheduleLoadRule schedule_rule(const Arguments& args) {
+  if (args.override_opt_param_scheduler || args.skip_train) return ScheduleLoadRule::keep_flags;
+  if (args.use_checkpoint_opt_param_scheduler) return ScheduleLoadRule::use_checkpoint;
+  return ScheduleLoadRule::must_match;
 }
 
 }  // namespace
@@ -52,9 +70,9 @@ Trainer::Trainer(const Arguments& args, const Mesh& mesh, const JobModel& model)
   if (device_.is_cuda()) check_expert_graphs_on(args_, device_name(device_), compute_capability(device_));
   if (args_.deterministic_mode) at::globalContext().setDeterministicAlgorithms(true, false);
   const ModelPlan plan = family_.plan(args_, tokenizer_->vocab_size());
-  print_setup(plan);
+  if (is_first_rank()) print_setup(args_, batches_, train_iters_, plan);
   if (args_.save) check_save_directory(*args_.save, *mesh_.world().communicator);
-  if (is_first_rank()) lock_directories();
+  if (is_first_rank()) locks_ = lock_directories(args_);
   {
     const auto timed = timers_->scope("model-and-optimizer-setup");
     EngineOptions options = engine_options(args_, plan, device_);
@@ -63,6 +81,10 @@ Trainer::Trainer(const Arguments& args, const Mesh& mesh, const JobModel& model)
     removes_padding_ = packs_rows(args_, options);
     engine_ = std::make_unique<TrainEngine>(options, mesh_);
   }
+  nan_policy_.emplace(args_, *engine_);
+  checkpointed_.emplace(args_, *engine_, state_, checkpoint_config(args_, family_.name, engine_->options()));
+  saver_.emplace(*checkpointed_);
+  hf_output_.emplace(*checkpointed_, *saver_);
   if (args_.remove_padding == "always" && !removes_padding_ && is_first_rank())
     notice("--remove-padding has no effect: the rows of this training have no padding");
   if (mesh_.replicas().rank == 0) {
@@ -85,54 +107,25 @@ void Trainer::size_data() {
   data_ = std::make_unique<TrainData>(Registry::Context{args_, *tokenizer_, mesh_}, family_, source);
 }
 
-void Trainer::lock_directories() {
-  if (args_.save) locks_.push_back(std::make_unique<JobLock>(*args_.save, JobLockOptions{}));
-  if (!args_.run_dir) return;
-  make_directories(*args_.run_dir, ExitCode::config);
-  std::error_code ignored;
-  if (args_.save && std::filesystem::equivalent(*args_.run_dir, *args_.save, ignored)) return;
-  locks_.push_back(std::make_unique<JobLock>(*args_.run_dir, JobLockOptions{}));
-}
-
-void Trainer::print_batch_steps() const {
-  const std::vector<BatchStep> steps = batch_steps(args_);
-  print("step batch size schedule ({} steps):", steps.size());
-  for (const BatchStep& step : steps) {
-    print("  >= {} tokens ({} samples) -> batch_size={}, num_microbatches={}",
-          step.samples * *args_.seq_length, step.samples, step.global_batch_size,
-          batches_.at(step.samples).microbatches);
-  }
-}
-
-// Megatron-LM's first lines.
-void Trainer::print_setup(const ModelPlan& plan) const {
-  if (!is_first_rank()) return;
-  const std::vector<int64_t>& ramp = args_.rampup_batch_size;
-  if (args_.step_batch_size_schedule) {
-    print_batch_steps();
-  } else if (ramp.empty()) {
-    print("setting number of micro-batches to constant {}", batches_.at(0).microbatches);
-  } else {
-    print(
-        "will use batch size rampup starting from global batch size {} to global batch size {} with batch "
-        "size increments {} over {} samples.",
-        ramp[0], *args_.global_batch_size, ramp[1], ramp[2]);
-  }
-  if (!args_.skip_train && (args_.train_samples || args_.num_train_epochs)) {
-    print("setting training iterations to {}", train_iters());
-  }
-  print("> setting random seeds to {} ...", args_.seed);
-  print(" > padded vocab (size: {}) with {} dummy tokens (new size: {})", plan.vocabulary,
-        plan.padded_vocabulary - plan.vocabulary, plan.padded_vocabulary);
-  if (!args_.skip_train) print("> learning rate decay style: {}", args_.lr_decay_style);
-}
-
 // A length in samples or epochs ends after the same samples if the batch size changed on the way.
 int64_t Trainer::planned_iters() const {
   std::optional<int64_t> samples = args_.train_samples;
   if (args_.num_train_epochs) samples = args_.train_iters.value() * args_.global_batch_size.value();
   if (!samples) return args_.train_iters.value_or(0);
   return state_.iteration + batches_.iterations_for(*samples, state_.consumed_train_samples);
+}
+
+bool Trainer::load() {
+  const Start start = load_start(*checkpointed_, finetuning_);
+  if (!start.resumed) return start.has_weights;
+  state_.load(start.resumed->state, schedule_rule(args_));
+  train_iters_ = planned_iters();
+  size_data();
+  if (args_.no_load_optim) state_.optimizer_steps = 0;
+  engine_->optimizer().set_steps(state_.optimizer_steps);
+  if (args_.save == args_.load) saver_->note_resumed();
+  print_resume_notices(*checkpointed_, *start.resumed);
+  return true;
 }
 
 std::unique_ptr<BatchSource> Trainer::open(Split split) const {
@@ -163,7 +156,6 @@ void Trainer::add_learning_rates(StepMetrics& metrics) const {
 
 PendingStep Trainer::launch_step(const MicroBatches& microbatches, int64_t stop_request) {
   set_fault_context(mesh_.rank(), state_.iteration + 1);
-  prepare_saves();
   const BatchSize batch = batch_size();
   StepMetrics metrics = next_step_metrics(batch);
   Optimizer::Hyperparameters hyper{.lr = state_.scheduler.lr(),
@@ -171,10 +163,7 @@ PendingStep Trainer::launch_step(const MicroBatches& microbatches, int64_t stop_
                                    .loss_scale = state_.scaler.scale()};
   if (decoupled_) hyper.decoupled_lr = state_.scheduler.lr(*decoupled_);
   StepInputs inputs{.microbatches = batch.microbatches, .hyper = hyper, .stop_request = stop_request};
-  if (saving_) {
-    inputs.progress = saving_->writer->progress();
-    inputs.before_update = [snapshot = saving_->snapshot] { snapshot->before_update(); };
-  }
+  saver_->prepare_step(inputs);
   PendingStep step = engine_->train_step(microbatches, inputs);
   state_.iteration = metrics.iteration;
   state_.consumed_train_samples = metrics.consumed_samples;
@@ -203,49 +192,19 @@ StepMetrics Trainer::skip_step(const MicroBatches& microbatches) {
   return metrics;
 }
 
-void Trainer::stop_at_nan(const StepResult& result, const PendingStep& step) {
-  const StepMetrics& metrics = result.metrics;
-  const std::string diagnosis =
-      diagnose_nonfinite(*engine_, step, metrics.iteration, args_.run_dir.value_or(args_.save.value_or("")));
-  const Fault fault(
-      fmt::format("loss {} and gradient norm {} at iteration {}: the weights were left as they were after "
-                  "iteration {}. {} Lower --lr, lengthen the warm-up or look at the data from sample {} on; "
-                  "--max-nan-iterations skips so many such steps in a row, and "
-                  "--no-check-for-nan-in-loss-and-grad trains on regardless",
-                  result.loss, result.grad_norm, metrics.iteration, metrics.iteration - 1 - nan_iterations_,
-                  diagnosis, metrics.consumed_samples - metrics.global_batch_size),
-      ExitCode::numerics);
-  try {
-    finish_save();  // an earlier, sound state
-  } catch (const std::exception& error) {
-    warn("the checkpoint that was being saved is lost: {}", error.what());
-  }
-  throw Fault(fault);
-}
-
-bool Trainer::was_skipped(const StepResult& result, const PendingStep& step) {
-  if (args_.fp16) return result.nonfinite;
-  if (!args_.check_for_nan_in_loss_and_grad) return false;
-  if (!result.nonfinite) {
-    nan_iterations_ = 0;
-    return false;
-  }
-  if (nan_iterations_ == args_.max_nan_iterations) stop_at_nan(result, step);
-  ++nan_iterations_;
-  if (is_first_rank()) {
-    warn("loss {} and gradient norm {} at iteration {}: the step is skipped ({} of at most {} in a row)",
-         result.loss, result.grad_norm, result.metrics.iteration, nan_iterations_, args_.max_nan_iterations);
-  }
-  return true;
-}
-
 StepResult Trainer::finish_step(PendingStep step) {
   StepResult result = step.wait();
-  save_progress_ = result.progress;
+  saver_->note_step(result);
   const auto graphs = engine_->finish(result);
   if (graphs && is_first_rank()) notice("{}", *graphs);
   StepMetrics& metrics = result.metrics;
-  metrics.skipped = was_skipped(result, step);
+  metrics.skipped = nan_policy_->was_skipped(result, step, [this] {
+    try {
+      saver_->finish();  // an earlier, sound state
+    } catch (const std::exception& error) {
+      warn("the checkpoint that was being saved is lost: {}", error.what());
+    }
+  });
   if (must_wait_for_result()) {
     if (!metrics.skipped) state_.scheduler.step(metrics.global_batch_size);
     add_learning_rates(metrics);
@@ -293,17 +252,15 @@ Losses Trainer::named_losses(const StepResult& result) const {
 StepResult Trainer::train_step(const MicroBatches& microbatches) {
   if (skips_next_step()) return {.metrics = skip_step(microbatches)};
   StepResult result = finish_step(launch_step(microbatches));
-  continue_save();
+  saver_->advance();
   return result;
 }
 
 MicroBatches Trainer::batches_from(BatchSource& source) const {
   return [this, &source](int64_t) {
     const auto timed = timers_->scope("batch-generator", 2);
-    source.remove_padding(removes_padding_ && !engine_->fixes_shapes());
-    MicroBatch batch = step_->get_batch(source);
-    source.remove_padding(false);  // a custom loop that reads from it expects rows
-    return batch;
+    const bool removes = removes_padding_ && !engine_->fixes_shapes();
+    return step_->get_batch(source, removes ? Padding::removed : Padding::kept);
   };
 }
 

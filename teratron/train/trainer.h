@@ -19,11 +19,11 @@
 
 #include "teratron/optim/batch_schedule.h"
 #include "teratron/telemetry/timers.h"
-#include "teratron/train/checkpoint/model_checkpoint.h"
+#include "teratron/train/checkpoint/hf_output.h"
 #include "teratron/train/data/train_data.h"
 #include "teratron/train/guards/job_lock.h"
+#include "teratron/train/guards/nan_policy.h"
 #include "teratron/train/registry.h"
-#include "teratron/train/train_state.h"
 
 namespace teratron {
 
@@ -31,29 +31,18 @@ class Trainer {
  public:
   /// `args` are finished (finish()). Locks --save; rank 0 prints the configuration.
   Trainer(const Arguments& args, const Mesh& mesh, const JobModel& model);
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
 
   /// Resumes from --load, or starts from the weights of --hf or --pretrained-checkpoint if --load holds
   /// nothing. False: random weights.
   bool load();
-  /// Writes --save/iter_*; returns what was written. Under --async-save, waits for the previous save, starts
-  /// one and returns nothing: parameters are copied beside the next step, and only that may change them.
-  std::optional<SaveMetrics> save();
-  /// Under --async-save, after finish_step(): advances the save; returns what was written once it is
-  /// committed. Failures are thrown here, on all ranks after the same step.
-  std::optional<SaveMetrics> continue_save();
-  /// Waits for the pending save, if any. A save that is never waited for is lost: run_loop() (cli/program.h)
-  /// waits.
-  std::optional<SaveMetrics> finish_save();
-
-  /// Whether export_hf() will succeed, before the training: errors are check_export()'s (hf/convert.h).
-  void check_hf_out();
-  /// Writes the weights as they are to --hf-out, a Hugging Face folder with the tokenizer; from the
-  /// checkpoint if this iteration is saved, else through a copy beside the folder.
-  void export_hf();
-  /// The same for --lora-out, a folder with the adapters in PEFT's format. With adapters --hf-out gets the
-  /// weights they are merged into.
-  void check_lora_out();
-  void export_lora();
+  /// Saves to --save (checkpoint/checkpoint_saver.h). Under --async-save train_step() advances the save.
+  std::optional<SaveMetrics> save() { return saver_->save(); }
+  CheckpointSaver& saver() { return *saver_; }
+  const CheckpointSaver& saver() const { return *saver_; }
+  /// --hf-out and --lora-out.
+  HfOutput& hf_output() { return *hf_output_; }
 
   // ---- Getters ----
   const Arguments& args() const { return args_; }
@@ -77,9 +66,6 @@ class Trainer {
   /// The last rank logs: as part of the last pipeline stage it has the loss.
   bool is_last_rank() const { return mesh_.rank() == mesh_.world_size() - 1; }
   bool has(Split split) const { return data_->has(split); }
-  /// The current iteration is saved.
-  bool is_saved() const { return saved_iteration_ == state_.iteration; }
-
   // ---- Steps ----
   /// Micro-batches of this data-parallel rank; train and valid continue after the samples consumed so far.
   std::unique_ptr<BatchSource> open(Split split) const;
@@ -103,7 +89,7 @@ class Trainer {
   PendingStep launch_step(const MicroBatches& microbatches, int64_t stop_request = 0);
   StepResult finish_step(PendingStep step);
   /// Whether the next step depends on the result of this one (loss scale, skipped steps).
-  bool must_wait_for_result() const { return args_.fp16 || args_.max_nan_iterations > 0; }
+  bool must_wait_for_result() const { return nan_policy_->must_wait_for_result(); }
   /// Whether --iterations-to-skip names the next step; and that step.
   bool skips_next_step() const;
   StepMetrics skip_step(const MicroBatches& microbatches);
@@ -124,36 +110,8 @@ class Trainer {
   int64_t planned_iters() const;
   /// Builds the data for what `state_` has consumed and what is left, unless they have these sizes.
   void size_data();
-  void print_setup(const ModelPlan& plan) const;
-  void lock_directories();
-  void print_batch_steps() const;
-  void archive_previous_run();
-  void warn_of_previous_run() const;
-  bool load_hf();
-  bool load_pretrained();
-  /// `reads_load`: although --load was searched for a checkpoint.
-  void tell_random_weights(bool reads_load) const;
-  /// Those of --lora.
-  void load_adapters();
-  /// use(folder) on rank 0, with an iter_* folder that has the weights as they are: the saved one, or one
-  /// that is written beside `output` and removed again. Collective.
-  void with_checkpoint(const std::filesystem::path& output,
-                       const std::function<void(const std::filesystem::path&)>& use);
-  std::optional<CheckpointInfo> load_from(const std::string& directory, bool weights_only);
-  std::string config_json() const;
   StepMetrics next_step_metrics(const BatchSize& batch) const;
   void add_learning_rates(StepMetrics& metrics) const;
-  /// True: the step changed nothing. Throws after too many such steps in a row.
-  bool was_skipped(const StepResult& result, const PendingStep& step);
-  [[noreturn]] void stop_at_nan(const StepResult& result, const PendingStep& step);
-  struct PendingSave {
-    int64_t iteration = 0;
-    std::unique_ptr<AsyncSave> writer = nullptr;
-    std::shared_ptr<Snapshot> snapshot = nullptr;
-  };
-  void prepare_saves();
-  bool start_save(PendingSave& save, const SaveRequest& request);
-  SaveMetrics committed(const PendingSave& save, const SavedCheckpoint& saved);
 
   Mesh mesh_;
   at::Device device_;
@@ -167,18 +125,15 @@ class Trainer {
   bool removes_padding_ = false;
   std::unique_ptr<Timers> timers_;
   std::vector<std::unique_ptr<JobLock>> locks_;  // of the first rank
-  std::shared_ptr<BackgroundRemoval> removal_;   // of old checkpoints, by all saves
   std::unique_ptr<TrainEngine> engine_;
   std::unique_ptr<TrainData> data_;
   TrainState state_;
   BatchSchedule batches_;
   int64_t train_iters_ = 0;
-  int64_t nan_iterations_ = 0;  // in a row
-  int64_t saved_iteration_ = -1;
-  int64_t save_progress_ = 0;  // minimum over the ranks, as of the last step
-  bool saves_are_prepared_ = false;
-  std::shared_ptr<SnapshotMemory> snapshot_memory_;  // under --async-save, from the first step on
-  std::optional<PendingSave> saving_;
+  std::optional<NanPolicy> nan_policy_;
+  std::optional<CheckpointedRun> checkpointed_;
+  std::optional<CheckpointSaver> saver_;
+  std::optional<HfOutput> hf_output_;
 };
 
 }  // namespace teratron

@@ -6,7 +6,7 @@
 #include "teratron/cli/train/training_arguments.h"
 #include "teratron/tasks/training_texts.h"
 #include "teratron/train/classification/classification.h"
-#include "teratron/train/pretrain.h"
+#include "teratron/train/loop/pretrain.h"
 
 namespace teratron {
 

@@ -2,7 +2,7 @@
 #include "teratron/cli/commands.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/tasks/training_texts.h"
-#include "teratron/train/pretrain.h"
+#include "teratron/train/loop/pretrain.h"
 
 namespace teratron {
 

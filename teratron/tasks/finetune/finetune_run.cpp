@@ -10,7 +10,7 @@
 #include "teratron/generate/json/request_json.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/tasks/finetune/task_scores.h"
-#include "teratron/train/train_loop.h"
+#include "teratron/train/loop/train_loop.h"
 
 namespace teratron {
 

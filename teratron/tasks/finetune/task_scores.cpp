@@ -38,9 +38,9 @@ std::string bytes_of(const std::vector<at::Tensor>& probabilities) {
 
 }  // namespace
 
-MicroBatch TaskStep::get_batch(BatchSource& source) {
+MicroBatch TaskStep::get_batch(BatchSource& source, Padding padding) {
   if (before_batch_) std::exchange(before_batch_, nullptr)();
-  return ClassificationStep::get_batch(source);
+  return ClassificationStep::get_batch(source, padding);
 }
 
 StepLoss TaskStep::forward_step(Model& model, const Activations& output, const MicroBatch& batch) {

@@ -18,7 +18,7 @@ class TaskStep : public ClassificationStep {
  public:
   TaskStep() : ClassificationStep(ClassifierTarget::one_of) {}
   bool takes_packed_rows() const override { return true; }
-  MicroBatch get_batch(BatchSource& source) override;
+  MicroBatch get_batch(BatchSource& source, Padding padding) override;
   StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) override;
 
   /// Called before the next micro-batch is read, once.

@@ -176,7 +176,7 @@ at::Tensor BatchSource::index_SB(const Column& column, int64_t samples) {
   return index_[column.name];
 }
 
-MicroBatch BatchSource::next() {
+MicroBatch BatchSource::next(Padding padding) {
   const BatchSamplerOptions& sampler = options_.loader.sampler;
   std::optional<Batch> batch;
   if (loader_) batch = read();
@@ -202,7 +202,7 @@ MicroBatch BatchSource::next() {
   micro.sample_ids_B = at::arange(next_sample_, next_sample_ + samples,
                                   at::TensorOptions().dtype(at::kLong).device(options_.device));
   next_sample_ += sampler.micro_batch_size * sampler.dp_size;
-  if (!removes_padding_ || !micro["cu_seqlens"].defined()) return micro;
+  if (padding == Padding::kept || !micro["cu_seqlens"].defined()) return micro;
   const int64_t row = find_column(options_.schema, "segment_start")->numel();
   return without_padding(micro, options_.schema,
                          {.lengths = row_lengths(batch ? &*batch : nullptr),

@@ -16,6 +16,10 @@ namespace teratron {
 BatchSchema columns_of_stage(const BatchSchema& schema, const Mesh& mesh);
 /// Whether the ranks of this pipeline stage read data.
 bool uses_data(const BatchSchema& schema, const Mesh& mesh);
+
+/// Whether a micro-batch keeps the padding of its rows, or is packed (row_packing.h).
+enum class Padding : uint8_t { kept, removed };
+
 class BatchSource {
  public:
   struct Options {
@@ -28,11 +32,9 @@ class BatchSource {
   BatchSource(std::shared_ptr<const Dataset> dataset, const Options& options, const Mesh& mesh);
 
   /// The next micro-batch of this data-parallel rank. UserError(data) at the end of the data.
-  MicroBatch next();
-  /// Whether the following micro-batches are packed (row_packing.h). Requires rows of a sample and its
-  /// padding (ModelPlan::packs_rows) that context-parallel ranks do not share. The same on all
-  /// tensor-parallel ranks.
-  void remove_padding(bool remove) { removes_padding_ = remove; }
+  /// Padding::removed requires rows of a sample and its padding (ModelPlan::packs_rows) that context-parallel
+  /// ranks do not share. `padding` is the same on all tensor-parallel ranks.
+  MicroBatch next(Padding padding = Padding::kept);
 
  private:
   Batch read();
@@ -55,7 +57,6 @@ class BatchSource {
   NamedTensors index_;
   int64_t segments_ = 0;  // capacity of cu_seqlens; only grows, so that shapes settle
   int64_t next_sample_;
-  bool removes_padding_ = false;
 };
 
 }  // namespace teratron

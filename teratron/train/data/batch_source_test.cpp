@@ -120,8 +120,7 @@ TEST(BatchSource, RemovesThePadding) {
           .loader = {.sampler = {.total_samples = 6, .micro_batch_size = 6}, .num_workers = 0},
           .schema = schema()};
       BatchSource source(std::make_shared<Numbers>(), options, mesh);
-      source.remove_padding(true);
-      const MicroBatch batch = source.next();
+      const MicroBatch batch = source.next(Padding::removed);
       EXPECT_EQ(batch.padded_length, length);
       if (const at::Tensor& tokens = batch["tokens"]; tokens.defined()) {
         EXPECT_EQ(tokens.sizes(), (at::IntArrayRef{32, 1}));

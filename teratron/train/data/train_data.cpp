@@ -69,7 +69,7 @@ int64_t train_samples(const Arguments& args, int64_t consumed, int64_t iteration
   return samples_after(consumed, {iterations, args.global_batch_size.value(), 1}, "train");
 }
 
-int64_t samples_per_epoch(const Registry::Context& context, const Family& family,
+int64_t samples_per_epoch(const TrainContext& context, const Family& family,
                           std::shared_ptr<const ResizableDataset>& epoch) {
   std::string mine;
   HostGroup& ranks = *context.mesh.world().communicator;
@@ -83,7 +83,7 @@ int64_t samples_per_epoch(const Registry::Context& context, const Family& family
 }
 
 // Mock data has no end.
-std::shared_ptr<const Dataset> whole_valid(const Registry::Context& context, const Family& family,
+std::shared_ptr<const Dataset> whole_valid(const TrainContext& context, const Family& family,
                                            const std::shared_ptr<const Dataset>& part,
                                            const std::stop_token& stop) {
   if (context.args.mock_data) return part;
@@ -112,7 +112,7 @@ SplitSamples split_samples(const Arguments& args, const TrainProgress& progress)
           samples_after(0, {1, args.eval_iters, batch}, "test")};
 }
 
-Arguments with_epochs(const Registry::Context& context, const Family& family,
+Arguments with_epochs(const TrainContext& context, const Family& family,
                       std::shared_ptr<const ResizableDataset>& epoch) {
   const Arguments& args = context.args;
   if (!args.num_train_epochs) return args;
@@ -132,7 +132,7 @@ Arguments with_epochs(const Registry::Context& context, const Family& family,
   return resolved;
 }
 
-TrainData::TrainData(const Registry::Context& context, const Family& family, const Source& source)
+TrainData::TrainData(const TrainContext& context, const Family& family, const Source& source)
     : args_(context.args), source_(source), mesh_(context.mesh) {
   const bool reads = mesh_.group(Axis::tp).rank == 0 && uses_data(source.schema, mesh_);
   // An index may take minutes to build, on one rank for all.
@@ -157,7 +157,7 @@ TrainData::TrainData(const Registry::Context& context, const Family& family, con
   }
 }
 
-void TrainData::build(const Registry::Context& context, const Family& family, const std::stop_token& stop) {
+void TrainData::build(const TrainContext& context, const Family& family, const std::stop_token& stop) {
   const auto& [train, valid, test] = source_.samples;
   const int64_t new_train = source_.epoch ? 0 : train;
   Datasets built = family.datasets({args_, context.tokenizer, {new_train, valid, test}, stop});

@@ -6,8 +6,9 @@
 #include <stop_token>
 
 #include "teratron/data/resizable_dataset.h"
+#include "teratron/models/family.h"
 #include "teratron/train/data/batch_source.h"
-#include "teratron/train/registry.h"
+#include "teratron/train/data/train_context.h"
 
 namespace teratron {
 
@@ -37,7 +38,7 @@ class TrainData {
     std::shared_ptr<const ResizableDataset> epoch = nullptr;  // of with_epochs()
   };
   /// Builds the datasets on ranks that read: tensor-parallel rank 0 of each stage that uses data. Collective.
-  TrainData(const Registry::Context& context, const Family& family, const Source& source);
+  TrainData(const TrainContext& context, const Family& family, const Source& source);
 
   const SplitSamples& samples() const { return source_.samples; }
   bool has(Split split) const { return present_[static_cast<size_t>(split)]; }
@@ -53,7 +54,7 @@ class TrainData {
   std::unique_ptr<BatchSource> open_whole_valid() const;
 
  private:
-  void build(const Registry::Context& context, const Family& family, const std::stop_token& stop);
+  void build(const TrainContext& context, const Family& family, const std::stop_token& stop);
   std::unique_ptr<BatchSource> make_source(Split split, std::shared_ptr<const Dataset> dataset,
                                            const BatchSamplerOptions& sampler) const;
 
@@ -68,7 +69,7 @@ class TrainData {
 
 /// Converts --num-train-epochs to train_iters; others are unchanged. Builds the training data: `epoch` keeps
 /// what TrainData need not build again. Collective.
-Arguments with_epochs(const Registry::Context& context, const Family& family,
+Arguments with_epochs(const TrainContext& context, const Family& family,
                       std::shared_ptr<const ResizableDataset>& epoch);
 
 }  // namespace teratron

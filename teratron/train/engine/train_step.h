@@ -35,7 +35,8 @@ class TrainStep {
   /// Names of further metrics logged next to the losses; the same on every rank.
   virtual std::vector<std::string> metric_names() const { return {}; }
   /// The next micro-batch of this data-parallel rank; called on every tensor- and pipeline-parallel rank.
-  virtual MicroBatch get_batch(BatchSource& source) { return source.next(); }
+  /// `padding`: as takes_packed_rows() allows.
+  virtual MicroBatch get_batch(BatchSource& source, Padding padding) { return source.next(padding); }
   /// Whether forward_step() takes micro-batches with packed rows (MicroBatch). Default: those steps do that
   /// leave the losses to the model.
   virtual bool takes_packed_rows() const { return typeid(*this) == typeid(TrainStep); }

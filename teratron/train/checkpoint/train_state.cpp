@@ -1,4 +1,4 @@
-#include "teratron/train/train_state.h"
+#include "teratron/train/checkpoint/train_state.h"
 
 #include <nlohmann/json.hpp>
 

@@ -307,11 +307,11 @@ TEST_F(Loop, CustomLoopSavesAsyncAndSkips) {
   }
   EXPECT_EQ(skipped, (std::vector<int64_t>{4}));
   EXPECT_EQ(trainer.state().consumed_train_samples, 24);
-  EXPECT_FALSE(trainer.is_saved());
+  EXPECT_FALSE(trainer.saver().is_saved());
   // The next step may already have committed the save.
-  trainer.finish_save();
+  trainer.saver().finish();
   EXPECT_TRUE(fs::exists(folder_ / "own" / "iter_0000005" / "manifest.json"));
-  EXPECT_FALSE(trainer.finish_save());
+  EXPECT_FALSE(trainer.saver().finish());
 }
 
 TEST_F(Loop, Bf16GradReduceIsCloseToFp32) {

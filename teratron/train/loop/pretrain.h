@@ -5,7 +5,7 @@
 #include "teratron/comm/communicator.h"
 #include "teratron/settings/arguments.h"
 #include "teratron/train/guards/signals.h"
-#include "teratron/train/train_loop.h"
+#include "teratron/train/loop/train_loop.h"
 
 namespace teratron {
 

@@ -1,4 +1,4 @@
-#include "teratron/train/pretrain.h"
+#include "teratron/train/loop/pretrain.h"
 
 #include "teratron/base/log.h"
 #include "teratron/settings/component_options.h"
