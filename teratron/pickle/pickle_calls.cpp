@@ -1,47 +1,48 @@
-// What a pickle names and calls: never run, only described.
+#include "teratron/pickle/pickle_calls.h"
+
 #include <optional>
 
 #include <fmt/ranges.h>
 
 #include "teratron/pickle/globals.h"
-#include "teratron/pickle/pickle_machine.h"
 
 namespace teratron {
 
-void PickleMachine::refuse_global(const std::string& name) const {
+void PickleCalls::refuse_global(const std::string& name) const {
   throw checkpoint_error(
       {.what = fmt::format("the pickle names '{}', which is refused: it may run code", printable(name)),
-       .where = where_,
+       .where = stream_.where(),
        .fix = "Only tensors, numbers, texts, lists, dicts and argparse.Namespace are read. If you trust the "
               "file, load it with torch and save those alone with torch.save"});
 }
 
-void PickleMachine::push_global(std::string name) {
+void PickleCalls::push_global(std::string name) {
   if (pickle_global(name) == PickleGlobal::refused) refuse_global(name);
-  push(Kind::global).text = std::move(name);
+  stack_.push(Kind::global).text = std::move(name);
 }
 
-std::vector<int64_t> PickleMachine::sizes(const PickleValue& value) const {
+std::vector<int64_t> PickleCalls::sizes(const PickleValue& value) const {
   std::vector<int64_t> result;
-  if (!value.is(Kind::tuple) && !value.is(Kind::list)) fail("the shape of a tensor is not a tuple");
-  if (value.items.size() > 16) fail("a tensor has more than 16 dimensions");
+  if (!value.is(Kind::tuple) && !value.is(Kind::list)) stream_.fail("the shape of a tensor is not a tuple");
+  if (value.items.size() > 16) stream_.fail("a tensor has more than 16 dimensions");
   for (const PickleValue* item : value.items) {
-    if (!item->is(Kind::integer) || item->integer < 0) fail("the shape of a tensor is not valid");
+    if (!item->is(Kind::integer) || item->integer < 0) stream_.fail("the shape of a tensor is not valid");
     result.push_back(item->integer);
   }
   return result;
 }
 
 // storage, offset, shape, strides and what training needs; every element must lie in the storage.
-void PickleMachine::push_tensor(const std::vector<PickleValue*>& arguments) {
+void PickleCalls::push_tensor(const std::vector<PickleValue*>& arguments) {
   if (arguments.size() < 4 || !arguments[0]->is(Kind::storage) || !arguments[1]->is(Kind::integer))
-    fail("a tensor is not described as torch does");
+    stream_.fail("a tensor is not described as torch does");
   PickledTensor tensor{.storage = static_cast<size_t>(arguments[0]->integer),
                        .offset = arguments[1]->integer,
                        .shape = sizes(*arguments[2]),
                        .strides = sizes(*arguments[3])};
-  if (tensor.shape.size() != tensor.strides.size()) fail("a tensor has not as many strides as dimensions");
-  const int64_t numel = pickle_.storages[tensor.storage].numel;
+  if (tensor.shape.size() != tensor.strides.size())
+    stream_.fail("a tensor has not as many strides as dimensions");
+  const int64_t numel = stack_.pickle().storages[tensor.storage].numel;
   bool empty = false;
   int64_t last = tensor.offset;
   int64_t elements = 1;
@@ -55,64 +56,70 @@ void PickleMachine::push_tensor(const std::vector<PickleValue*>& arguments) {
   }
   // Strides of 0 would make a small file a huge tensor.
   if (!empty && (!valid || last >= numel || elements > numel))
-    fail(fmt::format("a tensor of shape [{}] exceeds its storage of {} elements",
-                     fmt::join(tensor.shape, ", "), numel));
-  push(Kind::tensor).tensor = std::move(tensor);
+    stream_.fail(fmt::format("a tensor of shape [{}] exceeds its storage of {} elements",
+                             fmt::join(tensor.shape, ", "), numel));
+  stack_.push(Kind::tensor).tensor = std::move(tensor);
 }
 
 // ("storage", class, key, device, elements, ...)
-void PickleMachine::push_storage(const PickleValue& id) {
+void PickleCalls::push_storage(const PickleValue& id) {
   const auto& items = id.items;
   const bool valid = id.is(Kind::tuple) && items.size() >= 5 && items[0]->text == "storage" &&
                      items[1]->is(Kind::global) && items[2]->is(Kind::text) && items[4]->is(Kind::integer) &&
                      items[4]->integer >= 0;
-  if (!valid) fail("a storage is not described as torch does");
+  if (!valid) stream_.fail("a storage is not described as torch does");
   const std::optional<Dtype> dtype = storage_dtype(items[1]->text);
-  if (!dtype) fail(fmt::format("storages of class '{}' are not supported", printable(items[1]->text)));
-  if (items.size() > 5 && !items[5]->is(Kind::none)) fail("views of storages are not supported");
-  const auto [found, added] = storage_of_key_.emplace(items[2]->text, pickle_.storages.size());
+  if (!dtype)
+    stream_.fail(fmt::format("storages of class '{}' are not supported", printable(items[1]->text)));
+  if (items.size() > 5 && !items[5]->is(Kind::none)) stream_.fail("views of storages are not supported");
+  const auto [found, added] = storage_of_key_.emplace(items[2]->text, stack_.pickle().storages.size());
   const PickledStorage storage{*dtype, items[2]->text, items[4]->integer};
   if (added) {
-    pickle_.storages.push_back(storage);
-  } else if (pickle_.storages[found->second].dtype != storage.dtype ||
-             pickle_.storages[found->second].numel != storage.numel) {
-    fail(fmt::format("storage '{}' is described in two ways", printable(storage.key)));
+    stack_.pickle().storages.push_back(storage);
+  } else if (stack_.pickle().storages[found->second].dtype != storage.dtype ||
+             stack_.pickle().storages[found->second].numel != storage.numel) {
+    stream_.fail(fmt::format("storage '{}' is described in two ways", printable(storage.key)));
   }
-  push(Kind::storage).integer = static_cast<int64_t>(found->second);
+  stack_.push(Kind::storage).integer = static_cast<int64_t>(found->second);
 }
 
-void PickleMachine::push_call(const PickleValue& callee, PickleValue& arguments) {
-  if (!callee.is(Kind::global) || !arguments.is(Kind::tuple)) fail("the pickle calls what is not a function");
+// OrderedDict(pairs)
+void PickleCalls::push_dict(const std::vector<PickleValue*>& arguments) {
+  PickleValue& dict = stack_.push(Kind::dict);
+  if (arguments.empty()) return;
+  const PickleValue& pairs = *arguments[0];
+  stack_.charge(pairs.items.size() * 2);
+  for (const PickleValue* pair : pairs.items) {
+    if (pairs.is(Kind::dict) || pair->items.size() != 2) stream_.fail("an OrderedDict is not made of pairs");
+    dict.items.insert(dict.items.end(), pair->items.begin(), pair->items.end());
+  }
+}
+
+void PickleCalls::push_call(const PickleValue& callee, PickleValue& arguments) {
+  if (!callee.is(Kind::global) || !arguments.is(Kind::tuple))
+    stream_.fail("the pickle calls what is not a function");
   const std::vector<PickleValue*>& items = arguments.items;
   switch (pickle_global(callee.text)) {
-    case PickleGlobal::dict: {
-      PickleValue& dict = push(Kind::dict);
-      if (items.empty()) return;
-      charge(items[0]->items.size() * 2);
-      for (const PickleValue* pair : items[0]->items) {
-        if (items[0]->is(Kind::dict) || pair->items.size() != 2) fail("an OrderedDict is not made of pairs");
-        dict.items.insert(dict.items.end(), pair->items.begin(), pair->items.end());
-      }
-      return;
-    }
+    case PickleGlobal::dict:
+      return push_dict(items);
     case PickleGlobal::tuple:
     case PickleGlobal::set: {
       const bool is_tuple = pickle_global(callee.text) == PickleGlobal::tuple;
-      PickleValue& copy = push(is_tuple ? Kind::tuple : Kind::list);
+      PickleValue& copy = stack_.push(is_tuple ? Kind::tuple : Kind::list);
       if (items.empty()) return;
-      charge(items[0]->items.size());
+      stack_.charge(items[0]->items.size());
       copy.items = items[0]->items;
       return;
     }
     case PickleGlobal::bytes:
-      if (items.empty() || !items[0]->is(Kind::text)) fail("_codecs.encode has no text");
-      charge(items[0]->text.size() / sizeof(PickleValue));
-      return push_text(Kind::bytes, items[0]->text);
+      if (items.empty() || !items[0]->is(Kind::text)) stream_.fail("_codecs.encode has no text");
+      stack_.charge(items[0]->text.size() / sizeof(PickleValue));
+      return stack_.push_text(Kind::bytes, items[0]->text);
     case PickleGlobal::tensor:
       return push_tensor(items);
     case PickleGlobal::parameter:
-      if (items.empty() || !items[0]->is(Kind::tensor)) fail("a parameter holds no tensor");
-      stack_.push_back(items[0]);
+      if (items.empty() || !items[0]->is(Kind::tensor)) stream_.fail("a parameter holds no tensor");
+      stack_.push_again(items[0]);
       return;
     case PickleGlobal::member:
       if (items.size() != 2 || !items[0]->is(Kind::global) || !items[1]->is(Kind::text) ||
@@ -120,62 +127,62 @@ void PickleMachine::push_call(const PickleValue& callee, PickleValue& arguments)
         refuse_global(callee.text);
       [[fallthrough]];
     case PickleGlobal::opaque: {
-      PickleValue& object = push(Kind::object);
+      PickleValue& object = stack_.push(Kind::object);
       object.text = callee.text;
       object.items = {&arguments};
       return;
     }
     default:
-      fail(fmt::format("the pickle calls '{}'", printable(callee.text)));
+      stream_.fail(fmt::format("the pickle calls '{}'", printable(callee.text)));
   }
 }
 
 // The state of an object: what __dict__ becomes.
-void PickleMachine::build() {
-  PickleValue* const state = pop();
-  PickleValue& target = top();
+void PickleCalls::build() {
+  PickleValue* const state = stack_.pop();
+  PickleValue& target = stack_.top();
   if (target.is(Kind::object)) {
     target.items.push_back(state);
   } else if (target.is(Kind::dict)) {
     if (!state->is(Kind::dict)) return;
-    charge(state->items.size());
+    stack_.charge(state->items.size());
     const std::vector<PickleValue*> items = state->items;
     target.items.insert(target.items.end(), items.begin(), items.end());
   } else if (!target.is(Kind::tensor)) {
-    fail("the pickle sets the state of what has none");
+    stream_.fail("the pickle sets the state of what has none");
   }
 }
 
-bool PickleMachine::call(unsigned char operation) {
+bool PickleCalls::run(unsigned char operation) {
   switch (operation) {
     case 'c': {
-      const std::string module(line());
-      push_global(module + "." + std::string(line()));
+      const std::string module(stream_.line());
+      push_global(module + "." + std::string(stream_.line()));
       return true;
     }
     case 0x93: {
-      const PickleValue* const name = pop();
-      const PickleValue* const module = pop();
-      if (!name->is(Kind::text) || !module->is(Kind::text)) fail("the name of a class is not a text");
+      const PickleValue* const name = stack_.pop();
+      const PickleValue* const module = stack_.pop();
+      if (!name->is(Kind::text) || !module->is(Kind::text)) stream_.fail("the name of a class is not a text");
       push_global(module->text + "." + name->text);
       return true;
     }
     case 0x92: {
-      const PickleValue* const named = pop();
-      if (!named->items.empty()) fail("the pickle makes an object with named arguments");
+      const PickleValue* const named = stack_.pop();
+      if (!named->items.empty()) stream_.fail("the pickle makes an object with named arguments");
       [[fallthrough]];
     }
     case 'R':
     case 0x81: {
-      PickleValue* const arguments = pop();
-      push_call(*pop(), *arguments);
+      PickleValue* const arguments = stack_.pop();
+      push_call(*stack_.pop(), *arguments);
       return true;
     }
     case 'b':
       build();
       return true;
     case 'Q':
-      push_storage(*pop());
+      push_storage(*stack_.pop());
       return true;
     default:
       return false;
