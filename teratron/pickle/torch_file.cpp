@@ -28,7 +28,7 @@ bool is_contiguous(const PickledTensor& tensor) {
   return true;
 }
 
-// Of elements [begin, end) in row-major order, from the tensor's first one.
+// Offsets of the elements [begin, end), in row-major order, from the tensor's first one.
 std::vector<int64_t> offsets(const PickledTensor& tensor, int64_t begin, int64_t end) {
   std::vector<int64_t> index(tensor.shape.size(), 0), result;
   int64_t at = 0;

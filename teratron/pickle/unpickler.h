@@ -1,7 +1,7 @@
 // A pickle as data, without running any of it. A pickle is a program that may call any function of any
-// module; here only the classes and functions listed in globals.cpp are accepted, none of which is called:
-// tensors become descriptions, argparse.Namespace a dict, enums and classes of Megatron-LM their names. All
-// others are refused by name.
+// module. Here only the classes and functions listed in globals.cpp are accepted, and none is called. Tensors
+// become descriptions, argparse.Namespace a dict, enums and classes of Megatron-LM their names. All others
+// are refused by name.
 //
 // Time and memory are linear in the size of the stream: values, copied bytes and nesting are limited, and
 // cycles are refused.

@@ -28,7 +28,7 @@ struct RequestList {
 
 /// What came of a request.
 struct RequestOutcome {
-  // Of the prompt's tokens from logprobs_from on, if the request has logprobs; most_probable needs
+  // If the request has logprobs: about the prompt's tokens from logprobs_from on. most_probable needs
   // top_logprobs.
   double log_likelihood = 0.0;
   int64_t tokens = 0;

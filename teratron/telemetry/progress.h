@@ -33,7 +33,7 @@ struct ProgressState {
 
 /// "[####----]  34% 340/1000 | 412 ms/it | left 4m31s | next save 41s".
 std::string progress_bar(const ProgressState& state);
-/// The same without the bar, for log files.
+/// Without the bar, for log files: " 34% 340/1000 | 412 ms/it | left 4m31s | next save 41s".
 std::string progress_text(const ProgressState& state);
 
 /// Where progress is shown. `bar` receives the current text of the bar a few times a second, and at the end

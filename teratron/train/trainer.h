@@ -57,10 +57,10 @@ class Trainer {
   at::Device device() const { return device_; }
   /// Steps of the whole training.
   int64_t train_iters() const { return train_iters_; }
-  /// Of the next step.
+  /// The batch size of the next step.
   BatchSize batch_size() const { return batches_.at(state_.consumed_train_samples); }
   int64_t global_batch_size() const { return batch_size().running; }
-  /// Of evaluation: that after the last change of the batch size.
+  /// The batch size of evaluations: that after the last change.
   BatchSize eval_batch_size() const { return batches_.last(); }
   bool is_first_rank() const { return mesh_.rank() == 0; }
   /// The last rank logs: as part of the last pipeline stage it has the loss.
@@ -72,7 +72,7 @@ class Trainer {
   /// One step over global_batch_size() samples; advances the counters. A step in --iterations-to-skip only
   /// consumes its samples: its metrics are marked as skipped and have no losses.
   StepResult train_step(BatchSource& source);
-  /// The same over custom micro-batches, batch_size().microbatches of them.
+  /// A step over custom micro-batches, batch_size().microbatches of them.
   StepResult train_step(const MicroBatches& microbatches);
   /// Mean losses over `steps` batches of eval_batch_size(), without training. Does not change the counters.
   StepResult eval_step(BatchSource& source, int64_t steps = 1);

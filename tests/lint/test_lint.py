@@ -99,6 +99,20 @@ def test_finds_crowded_folders():
     assert list(lint.crowded_folders([*few, "teratron/nn/40.h"])) == [("teratron/nn", 41)]
 
 
+def test_finds_split_classes():
+    texts = {
+        "teratron/nn/a/one.cpp": "int A::f() const { return 1; }\nA::A(int n) : n_(n) {}\nvoid B::g() {}\n",
+        "teratron/nn/b/two.cpp": "namespace x {\nA::~A() = default;\ntemplate <class T>\nT A<T>::h() { return {}; }\n}\n",
+        "teratron/nn/b/three.cu": "// lint: allow(split-class): needs the compiler for GPUs\nvoid B::k() {}\n",
+        "teratron/models/one.cpp": "void A::f() {}\n",
+        "teratron/nn/a/one_test.cpp": "void A::f() {}\n",
+        "teratron/nn/a/one.h": "template <class T>\nvoid A<T>::f() {}\n",
+        "teratron/nn/c.cpp": "A::C f() { return A::g(); }\nvoid detail::f() {}\nvoid A::Inner::f() {}\n",
+        "tests/x.cpp": "void A::f() {}\n",
+    }
+    assert [(path, line) for path, line, _ in lint.split_classes(texts)] == [("teratron/nn/b/two.cpp", 3)]
+
+
 @pytest.mark.parametrize("rule,text,path", BAD, ids=[f"{i}-{b[0]}" for i, b in enumerate(BAD)])
 def test_finds(rule, text, path):
     assert rules(text, path) == [rule]

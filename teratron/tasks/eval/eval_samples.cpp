@@ -35,7 +35,7 @@ const std::set<std::string> option_fields = {"max_new_tokens",
 constexpr const char* forms =
     "Write {context, continuation}, {context, choices, answer} or {prompt, answer, match}";
 
-// Of one line.
+// Reads the samples of one line.
 class LineReader {
  public:
   LineReader(const json& value, const EvalReader& reader, std::string where, EvalData& data)

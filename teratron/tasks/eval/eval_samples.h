@@ -10,10 +10,11 @@
 // A line may have "id", any value, and "delimiter", a text between context and continuation that belongs to
 // the continuation but not to the length of a choice. Other fields have no effect.
 //
-// Tokens are those of lm-evaluation-harness: blanks at the end of a context belong to the continuation, whose
-// tokens are those of both together after the context's; a text without context follows the first of the
-// tokenizer's bos, end of document and eos. What does not fit into the model's positions loses its beginning.
-// Of a model with an encoder, the context is its source.
+// Tokens are those of lm-evaluation-harness. Blanks at the end of a context belong to the continuation.
+// Context and continuation are tokenized together; the continuation's tokens are those after the context's.
+// A text without context follows the first of the tokenizer's bos, end of document and eos. What does not
+// fit into the model's positions loses its beginning. A model with an encoder reads the context as its
+// source.
 #pragma once
 
 #include <optional>

@@ -36,7 +36,7 @@ class EpochRecord {
  public:
   EpochRecord(const Arguments& args, bool writes) : args_(args), writes_(writes) {}
 
-  /// Those of an earlier run that this one continues.
+  /// Reads the figures of an earlier run that this one continues.
   void resume(int64_t iteration) {
     const fs::path path = record_path();
     if (!writes_ || !args_.save || iteration == 0 || !fs::exists(path)) return;

@@ -43,7 +43,7 @@ Arguments task_arguments(const FinetuneTask& task, const Arguments& args, const 
 
 /// The family that is trained; without data to check settings.
 Family task_family(const FinetuneTask& task, std::shared_ptr<const TaskData> data = nullptr);
-/// Of a pretrained BERT.
+/// Which weights of a pretrained BERT are used.
 Finetuning task_finetuning();
 
 }  // namespace teratron

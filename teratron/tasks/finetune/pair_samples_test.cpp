@@ -90,7 +90,7 @@ TEST_F(PairSamplesTest, MnliAndQqpAreMegatrons) {
     EXPECT_EQ(log_.front(), " > Processing " + path + " ...");
     EXPECT_EQ(log_.back(), " >> processed " + std::to_string(samples.samples.size()) + " samples.");
   }
-  // Of the last one, QQP.
+  // QQP is the last one.
   EXPECT_EQ(log_.at(1), "    reading id, question1, question2, and is_duplicate columns ...");
   EXPECT_EQ(log_.at(2), "***WARNING*** zero length a, skipping: ['6', '3', '4', '', 'mat sat two', '0']");
   EXPECT_EQ(log_.at(3), "***WARNING*** index error, skipping: ['7', '3', '4']");

@@ -21,8 +21,8 @@ struct TaskOrderOptions {
   bool same_shuffle = false;          // in each epoch
 };
 
-/// Of an epoch, replica r takes samples r, r + replicas, ... of a permutation, which begins again where
-/// replicas would get fewer.
+/// In an epoch, replica r takes the samples r, r + replicas, ... of a permutation. The permutation begins
+/// again where replicas would get fewer.
 class TaskOrder {
  public:
   explicit TaskOrder(const TaskOrderOptions& options);

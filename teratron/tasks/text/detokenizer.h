@@ -12,7 +12,7 @@ std::string detokenize_ptb(std::string_view text);
 /// By what the path contains: "ptb", else "wiki", else "lambada" (unchanged). UserError(config) for others.
 std::string detokenize(std::string_view text, const std::string& path);
 
-/// Of a text of a finetuning task: no newlines, single blanks, " . " closed up.
+/// The text of a finetuning task without newlines, with single blanks, " . " closed up.
 std::string clean_text(std::string_view text);
 
 }  // namespace teratron

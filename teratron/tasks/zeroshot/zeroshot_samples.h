@@ -35,8 +35,8 @@ class Windows {
 
 /// The last token of a text or, if `strict`, its last word: what is split off and tokenized by itself.
 ScoredTokens lambada_sample(const Tokenizer& tokenizer, std::string_view text, bool strict);
-/// Of all lines {"text": ...} of a file. UserError(data) with file:line for each that is not one, or has only
-/// one token or word.
+/// The samples of all lines {"text": ...} of a file. UserError(data) with file:line for each that is not
+/// one, or has only one token or word.
 std::vector<ScoredTokens> lambada_samples(const Tokenizer& tokenizer, const std::string& path, bool strict);
 
 }  // namespace teratron

@@ -17,7 +17,7 @@ class BertTrainStep : public TrainStep {
  public:
   bool takes_packed_rows() const override { return typeid(*this) == typeid(BertTrainStep); }
   StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) final;
-  /// Of the predictions and sentence pairs. Default: the losses of Megatron-LM's BERT.
+  /// The losses of the predictions and the sentence pairs. Default: the losses of Megatron-LM's BERT.
   virtual StepLoss loss(const BertScores& scores, const MicroBatch& batch) {
     return {.losses = bert_losses(scores, batch)};
   }

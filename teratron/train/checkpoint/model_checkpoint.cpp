@@ -184,7 +184,7 @@ std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions&
   const auto select = [&](const CheckpointInfo& found) {
     check_loadable(found, options);
     tensors = HostTensors();
-    // Those of a model that adapters or a head are added to.
+    // A model that adapters or a head are added to has no weights of theirs.
     add_weights(engine.parameters(), found, tensors, [&](const std::string& name) {
       return (options.finetune && is_lora(name)) || begins_with_any(name, other.starts_anew);
     });

@@ -28,9 +28,9 @@ struct BackgroundSave {
   std::unique_ptr<AsyncSave> writer;
   std::shared_ptr<Snapshot> snapshot;
 };
-/// The same in the background, from a snapshot in `memory`. Training may continue, but only the optimizer may
-/// change parameters and its state, after Snapshot::before_update(). The save must not outlive the engine.
-/// Collective over the mesh.
+/// Saves as save_model() in the background, from a snapshot in `memory`. Training may continue, but only
+/// the optimizer may change parameters and its state, after Snapshot::before_update(). The save must not
+/// outlive the engine. Collective over the mesh.
 BackgroundSave save_model_async(TrainEngine& engine, SaveRequest request, bool optimizer,
                                 const std::shared_ptr<SnapshotMemory>& memory);
 

@@ -13,7 +13,7 @@ class ClassificationStep : public TrainStep {
   std::vector<std::string> metric_names() const override;
   bool takes_packed_rows() const override { return typeid(*this) == typeid(ClassificationStep); }
   StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) override;
-  /// Of logits [B, K] and the column labels. Default: classification_loss().
+  /// The loss of logits [B, K] against the column labels. Default: classification_loss().
   virtual LossTerm loss(const at::Tensor& logits_BK, const MicroBatch& batch) {
     return classification_loss(logits_BK, batch["labels"], target_);
   }

@@ -44,7 +44,8 @@ PackedTokens pack(const RowPacking& packing, int64_t count) {
   return tokens;
 }
 
-// Of the rows with padding, for attention: each padding token by itself, which costs next to nothing.
+// Segments of the rows with padding, for attention: each padding token by itself, which costs next to
+// nothing.
 std::vector<int32_t> padded_bounds(const RowPacking& packing) {
   std::vector<int32_t> bounds;
   int64_t first = 0;

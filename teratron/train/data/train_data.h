@@ -14,7 +14,7 @@ namespace teratron {
 
 enum class Split : uint8_t { train, valid, test };
 
-/// Of train, valid and test. A split of 0 samples is not built.
+/// Samples of train, valid and test. A split of 0 samples is not built.
 using SplitSamples = std::array<int64_t, 3>;
 
 /// How far a training has got.
@@ -47,8 +47,7 @@ class TrainData {
   std::unique_ptr<BatchSource> open(Split split, int64_t consumed_samples) const;
 
   /// The whole validation split once, in micro-batches of one sample: this data-parallel rank's. Rank 0 has
-  /// the most. Kept with --num-train-epochs and --full-validation, unless
-  /// evaluation is off.
+  /// the most. Kept with --num-train-epochs and --full-validation, unless evaluation is off.
   bool has_whole_valid() const { return whole_valid_samples_ > 0; }
   int64_t whole_valid_microbatches(int64_t data_parallel_rank) const;
   std::unique_ptr<BatchSource> open_whole_valid() const;

@@ -104,7 +104,7 @@ class TrainEngine {
   bool fixes_shapes() const;
   /// Mean losses over `count` micro-batches on every data-parallel rank, without training.
   StepResult evaluate(const MicroBatches& microbatches, int64_t count);
-  /// The same in parts. Nothing if `next_part` ended it.
+  /// Evaluates in parts. Nothing if `next_part` ended it.
   std::optional<StepResult> evaluate(const MicroBatches& microbatches, const EvaluationSize& size,
                                      const NextPart& next_part);
 

@@ -21,7 +21,7 @@ at::Device choose_device(const Arguments& args);
 void check_fp8_on(const Arguments& args, const std::string& gpu, int64_t compute_capability);
 /// UserError(config) if --cuda-graph-impl local is given and there is no GPU.
 void check_graphs_on(const Arguments& args, at::Device device);
-/// The same for a model with experts on a GPU whose GEMMs of experts wait for the device.
+/// UserError(config) if --cuda-graph-impl local is given and the GPU's GEMMs of experts wait for the device.
 void check_expert_graphs_on(const Arguments& args, const std::string& gpu, int64_t compute_capability);
 EngineOptions engine_options(const Arguments& args, const ModelPlan& model, at::Device device);
 /// Whether rows are trained on without their padding (--remove-padding). UserError(config) if the user asks

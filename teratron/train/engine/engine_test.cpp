@@ -93,7 +93,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Layout{.pp = 3, .stages = "E|tttt|L", .microbatches = 4}, every_axis),
     name_of);
 
-// The same curve for 50 steps, dropout and clipping included.
+// Every layout has the same curve for 50 steps, dropout and clipping included.
 class LossCurves : public testing::TestWithParam<Layout> {};
 
 TEST_P(LossCurves, MatchOneRank) {

@@ -27,7 +27,7 @@ class MicroBatchBuffer {
     return held_.at(index);
   }
   void drop(int64_t index) { held_.erase(index); }
-  /// Of the micro-batches that are held and of those to come.
+  /// For the micro-batches that are held and those to come.
   void set_auxiliary(const AuxiliaryLosses& auxiliary) {
     auxiliary_ = auxiliary;
     for (auto& [index, batch] : held_) batch.auxiliary = auxiliary;

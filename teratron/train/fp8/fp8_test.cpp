@@ -60,7 +60,7 @@ Fp8Outcome train_in_fp8(const Fp8Case& c) {
   return outcome;
 }
 
-/// Of all gradients.
+/// Relative distance of all gradients.
 double distance(const Fp8Outcome& a, const Fp8Outcome& b) {
   double difference = 0.0, norm = 0.0;
   for (const auto& [name, gradient] : b.gradients) {

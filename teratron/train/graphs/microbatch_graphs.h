@@ -49,7 +49,7 @@ class MicrobatchGraphs {
     std::unique_ptr<DeviceGraph> graph;
     std::vector<Parameter*> filled;  // stale gradients that the graph overwrites
   };
-  /// Of micro-batches with the same columns.
+  /// The graphs of micro-batches with the same columns.
   struct Graphs {
     MicroBatch batch;  // static tensors; none before the first capture
     Captured first;

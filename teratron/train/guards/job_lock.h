@@ -1,10 +1,10 @@
 // One job per save directory: a lock file that names its holder.
 //
-// `run.lock` holds JSON {host, pid, started, run_id} and an advisory lock (fcntl, open file description) that
-// the kernel, or the NFS server, releases when the holder dies: a file left by a killed job is recognised as
-// stale and taken over. If the file system has no locks, or only per machine, a holder on this machine is
-// checked by its process id and one on another machine by its heartbeat: the holder renews the file's time
-// stamp.
+// `run.lock` holds JSON {host, pid, started, run_id} and an advisory lock (fcntl, open file description).
+// The kernel, or the NFS server, releases the lock when the holder dies: a file left by a killed job is
+// recognised as stale and taken over. Some file systems have no locks, or only locks per machine. There a
+// holder on this machine is checked by its process id, and one on another machine by its heartbeat: it
+// renews the file's time stamp.
 #pragma once
 
 #include <chrono>

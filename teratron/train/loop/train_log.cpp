@@ -3,8 +3,8 @@
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/comm/consensus.h"
-#include "teratron/telemetry/report.h"
 #include "teratron/device/device.h"
+#include "teratron/telemetry/report.h"
 #include "teratron/train/run_info.h"
 
 namespace teratron {

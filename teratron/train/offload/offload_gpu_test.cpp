@@ -127,7 +127,7 @@ TEST_F(GpuOffload, PeakFallsAsPlanned) {
     const auto [kept, planned_kept] = peaks(0);
     for (const int64_t layers : {2, 4, 8}) {
       const auto [offloaded, planned] = peaks(layers);
-      // Of layers that are recomputed the plan adds up what is needed at different moments.
+      // The plan adds up what layers that are recomputed need at different moments.
       const bool recomputes = recompute.granularity == Granularity::layers;
       EXPECT_NEAR(offloaded / planned.peak, 1.0, recomputes ? 0.08 : 0.05) << layers << " layers";
       const double fall = planned_kept.peak - planned.peak;

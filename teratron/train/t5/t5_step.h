@@ -14,8 +14,8 @@ namespace teratron {
 class T5TrainStep : public TrainStep {
  public:
   StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) final;
-  /// Of the losses of all labels of the decoder, padding included. Columns: t5.h. Default: the mean where the
-  /// column loss_mask is set, as Megatron-LM's T5.
+  /// The loss, from the losses of all labels of the decoder, padding included. Columns: t5.h. Default: the
+  /// mean where the column loss_mask is set, as Megatron-LM's T5.
   virtual StepLoss loss(const at::Tensor& losses_SB, const MicroBatch& batch) {
     return {.losses = {masked_loss(losses_SB, batch["loss_mask"])}};
   }
