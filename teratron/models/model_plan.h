@@ -13,7 +13,7 @@
 #include "teratron/data/batch.h"
 #include "teratron/models/inference.h"
 #include "teratron/models/model.h"
-#include "teratron/models/operators.h"
+#include "teratron/nn/cost/rank_sizes.h"
 #include "teratron/pipeline/pipeline_layout.h"
 #include "teratron/settings/arguments.h"
 
@@ -65,6 +65,9 @@ struct LayerSums {
   int64_t count = 0;
   std::function<LayerMetrics(std::span<const double> sums)> read = nullptr;
 };
+
+/// What a rank of a pipeline stage computes for one micro-batch, in order of forward (nn/cost/operator.h).
+using OperatorsOf = std::function<std::vector<Operator>(const RankBatch& batch, const StageSpec& stage)>;
 
 using ModelBuilder = std::function<std::unique_ptr<Model>(const StageContext&)>;
 

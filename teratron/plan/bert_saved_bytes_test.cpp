@@ -93,12 +93,12 @@ SavedAndPeak allocated(const BertConfig& config, const StageSpec& stage, const T
 ActivationMemory declared(const BertConfig& config, const StageSpec& stage, const TensorParallel& parallel) {
   const BatchSchema schema =
       bert_schema({.sequence_length = sequence, .predictions = masked, .sentence_pairs = config.binary_head});
-  return activation_memory(bert_operators(config, schema)({.batch = {samples, sequence},
-                                                           .stage = stage,
-                                                           .dtype = Dtype::f32,
-                                                           .gpu = false,
-                                                           .tensor_parallel = parallel.group.size,
-                                                           .sequence_parallel = parallel.sequence_parallel}));
+  const RankBatch batch{.batch = {samples, sequence},
+                        .dtype = Dtype::f32,
+                        .gpu = false,
+                        .tensor_parallel = parallel.group.size,
+                        .sequence_parallel = parallel.sequence_parallel};
+  return activation_memory(bert_operators(config, schema)(batch, stage));
 }
 
 TEST(BertOperators, SaveWhatTheModelSaves) {
@@ -123,9 +123,9 @@ TEST(BertOperators, SaveWhatAClassifierSaves) {
     return std::make_unique<BertClassifier>(config, options, part);
   };
   const SavedAndPeak real = allocated_by(build, config, whole, {});
-  const RankBatch batch{.batch = {samples, sequence}, .stage = whole, .dtype = Dtype::f32, .gpu = false};
+  const RankBatch batch{.batch = {samples, sequence}, .dtype = Dtype::f32, .gpu = false};
   const ActivationMemory ours =
-      activation_memory(bert_classifier_plan(config, options, schema).operators(batch));
+      activation_memory(bert_classifier_plan(config, options, schema).operators(batch, whole));
   EXPECT_NEAR(ours.saved / real.saved, 1.0, 0.002);
   EXPECT_NEAR(ours.peak / real.peak, 1.0, 0.01);
 }

@@ -21,7 +21,7 @@
 #include <string>
 #include <string_view>
 
-#include "teratron/models/operators.h"
+#include "teratron/nn/cost/rank_sizes.h"
 
 namespace teratron {
 

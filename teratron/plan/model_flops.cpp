@@ -6,8 +6,7 @@ namespace teratron {
 double training_flops(const ModelPlan& model, const BatchShape& batch, FlopsConvention convention,
                       Weights weights) {
   if (!model.operators) return 0.0;
-  return training_flops(model.operators({.batch = batch, .stage = {.layers = model.layers()}}), convention,
-                        weights);
+  return training_flops(model.operators({.batch = batch}, {.layers = model.layers()}), convention, weights);
 }
 
 }  // namespace teratron

@@ -23,6 +23,8 @@ GPTConfig llama3() {
   return config;
 }
 
+constexpr StageSpec whole_model{.layers = 32};
+
 double flops(const GPTConfig& config, const BatchShape& batch,
              FlopsConvention convention = FlopsConvention::causal) {
   return training_flops(gpt_plan(config, {}), batch, convention);
@@ -101,15 +103,15 @@ TEST(ModelFlops, AreSharedByRanksOfExperts) {
   model.experts.options.router = {.experts = 8, .routing = {.topk = 2}};
   model.experts.options.experts = {.experts = 8, .ffn_hidden = 4096};
   const OperatorsOf operators = gpt_plan(model, {}).operators;
-  RankBatch batch{.batch = {.samples = 4, .sequence_length = 512}, .stage = {.layers = 32}};
-  const double one = training_flops(operators(batch));
+  RankBatch batch{.batch = {.samples = 4, .sequence_length = 512}};
+  const double one = training_flops(operators(batch, whole_model));
   batch.expert_parallel = 4;
-  EXPECT_EQ(training_flops(operators(batch)), one) << "each rank has its own tokens";
+  EXPECT_EQ(training_flops(operators(batch, whole_model)), one) << "each rank has its own tokens";
   batch.tensor_parallel = 2;
   batch.sequence_parallel = true;
   for (const int64_t etp : {1, 2}) {
     batch.expert_tensor_parallel = etp;
-    EXPECT_NEAR(2.0 * training_flops(operators(batch)) / one, 1.0, 1e-12) << etp;
+    EXPECT_NEAR(2.0 * training_flops(operators(batch, whole_model)) / one, 1.0, 1e-12) << etp;
   }
 }
 
@@ -139,14 +141,13 @@ TEST(ModelFlops, DoNotDependOnRecomputationOrLossChunks) {
 
 TEST(ModelFlops, RanksShareThem) {
   const OperatorsOf operators = gpt_plan(llama3(), {}).operators;
-  RankBatch batch{.batch = {.samples = 4, .sequence_length = 512}, .stage = {.layers = 32}};
-  const double whole = training_flops(operators(batch));
+  RankBatch batch{.batch = {.samples = 4, .sequence_length = 512}};
+  const double whole = training_flops(operators(batch, whole_model));
   batch.tensor_parallel = 4;
-  EXPECT_NEAR(4.0 * training_flops(operators(batch)) / whole, 1.0, 1e-12);
-  batch.stage = {.layers = 20, .head = false};
-  double stages = training_flops(operators(batch));
-  batch.stage = {.first_layer = 20, .layers = 12, .embedding = false};
-  stages += training_flops(operators(batch));
+  EXPECT_NEAR(4.0 * training_flops(operators(batch, whole_model)) / whole, 1.0, 1e-12);
+  const double stages =
+      training_flops(operators(batch, {.layers = 20, .head = false})) +
+      training_flops(operators(batch, {.first_layer = 20, .layers = 12, .embedding = false}));
   EXPECT_NEAR(4.0 * stages / whole, 1.0, 1e-12);
 }
 

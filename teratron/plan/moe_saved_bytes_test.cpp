@@ -135,7 +135,6 @@ MoeBytes allocated_with_experts(const GPTConfig& config, const MoePrecision& pre
 
 RankBatch moe_rank_batch(const GPTConfig& config, const MoePrecision& precision) {
   return {.batch = {.samples = 4, .sequence_length = config.max_positions},
-          .stage = {.layers = config.layers},
           .dtype = precision.dtype == at::kFloat ? Dtype::f32 : Dtype::bf16,
           .fp8 = precision.fp8.has_value(),
           .fp8_weight_gradients = !precision.fp8 || precision.fp8->weight_gradients,
@@ -152,8 +151,8 @@ TEST(MoeOperators, SaveWhatTheModelSaves) {
     }
     const GPTConfig config = moe_bytes_config(c);
     const MoeBytes real = allocated_with_experts(config, {c.dtype, c.fp8}, {}, {});
-    const ActivationMemory declared =
-        activation_memory(gpt_operators(config)(moe_rank_batch(config, {c.dtype, c.fp8})));
+    const ActivationMemory declared = activation_memory(
+        gpt_operators(config)(moe_rank_batch(config, {c.dtype, c.fp8}), {.layers = config.layers}));
     EXPECT_NEAR(declared.saved / real.saved, 1.0, 0.001) << c.name;
     // The CPU casts to FP8 by way of fp32.
     EXPECT_NEAR(declared.peak / real.peak, 1.0, c.fp8 ? 0.03 : 0.015) << c.name;
@@ -202,7 +201,8 @@ TEST(MoeOperators, SaveTheirShareOfExperts) {
         batch.sequence_parallel = layout.tp > 1;
         batch.expert_parallel = layout.ep;
         batch.expert_tensor_parallel = layout.etp;
-        const ActivationMemory declared = activation_memory(gpt_operators(config)(batch));
+        const ActivationMemory declared =
+            activation_memory(gpt_operators(config)(batch, {.layers = config.layers}));
         EXPECT_NEAR(declared.saved / sum, 1.0, 0.001)
             << "tp " << layout.tp << ", ep " << layout.ep << ", etp " << layout.etp << ", padded " << padded
             << (dispatch == TokenDispatch::all_to_all ? ", all-to-all" : ", all-gather");

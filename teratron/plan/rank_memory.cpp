@@ -74,9 +74,8 @@ double weight_bytes(const Arguments& a, const Counts& counts) {
   return copy + 2.0 * static_cast<double>(counts.in_fp8);
 }
 
-RankBatch rank_batch(const Arguments& a, const StageSpec& chunk) {
+RankBatch rank_batch(const Arguments& a) {
   return {.batch = {*a.micro_batch_size, *a.seq_length},
-          .stage = chunk,
           .segmented = a.reset_attention_mask || a.sft,
           .dtype = a.bf16   ? Dtype::bf16
                    : a.fp16 ? Dtype::f16
@@ -96,7 +95,7 @@ void add_activations(RankMemory& memory, const ModelPlan& model, const Arguments
                      const std::vector<StageSpec>& chunks, double in_flight) {
   double windows = 0.0;
   for (const StageSpec& chunk : chunks) {
-    const std::vector<Operator> operators = model.operators(rank_batch(a, chunk));
+    const std::vector<Operator> operators = model.operators(rank_batch(a), chunk);
     for (const Operator& op : operators) windows = std::max(windows, op.windows);
     const ActivationMemory one = activation_memory(operators);
     memory.activations += one.saved * in_flight / static_cast<double>(chunks.size());
@@ -187,7 +186,7 @@ double least_step_seconds(const Arguments& a, const ModelPlan& model, const Gpu&
     double seconds = (memory.gradients + 2.0 * (memory.weights + memory.optimizer)) / gpu.bandwidth;
     for (const StageSpec& chunk : layout.chunks_of_stage(stage)) {
       seconds += static_cast<double>(*a.num_micro_batches) *
-                 roofline_seconds(model.operators(rank_batch(a, chunk)), gpu,
+                 roofline_seconds(model.operators(rank_batch(a), chunk), gpu,
                                   a.bf16 || a.fp16 ? MathMode::half : MathMode::fp32);
     }
     slowest = std::max(slowest, seconds);

@@ -84,10 +84,8 @@ TEST(T5Operators, SaveWhatTheModelSaves) {
     const T5Bytes real = allocated(config);
     const BatchSchema schema = t5_schema({.encoder_length = source_rows, .decoder_length = target_rows});
     const ActivationMemory ours = activation_memory(
-        t5_operators(config, schema)({.batch = {t5_samples, source_rows},
-                                      .stage = {.layers = config.encoder.layers + config.decoder.layers},
-                                      .dtype = Dtype::f32,
-                                      .gpu = false}));
+        t5_operators(config, schema)({.batch = {t5_samples, source_rows}, .dtype = Dtype::f32, .gpu = false},
+                                     {.layers = config.encoder.layers + config.decoder.layers}));
     EXPECT_NEAR(ours.saved / real.saved, 1.0, 0.005) << variant.name;
     EXPECT_NEAR(ours.peak / real.peak, 1.0, 0.05) << variant.name;
   }

@@ -2,7 +2,12 @@
 
 #include <functional>
 
-#include "teratron/models/transformer/operators.h"
+#include "teratron/models/transformer/layer_stack_cost.h"
+#include "teratron/models/transformer/transformer_layer_cost.h"
+#include "teratron/nn/cost/embedding_cost.h"
+#include "teratron/nn/cost/linear_cost.h"
+#include "teratron/nn/cost/norm_cost.h"
+#include "teratron/nn/cost/output_layer_cost.h"
 
 namespace teratron {
 
@@ -10,11 +15,11 @@ namespace {
 
 constexpr double id_size = 8.0;
 
-// Of the LM head, which sees the predictions alone, on every tensor-parallel rank.
-RankSizes head_sizes(const BertConfig& config, RankSizes sizes, double rows) {
+// The LM head sees the predictions alone, on every tensor-parallel rank.
+RankSizes head_sizes(RankSizes sizes, double rows) {
   sizes.tokens = sizes.local_tokens = rows;
   sizes.gathers = false;
-  sizes.residual_stream = sizes.hidden = rows * static_cast<double>(config.hidden) * sizes.element;
+  sizes.residual_stream = sizes.hidden = sizes.whole_hidden();
   return sizes;
 }
 
@@ -28,55 +33,49 @@ Operator select(const RankSizes& sizes, const char* name, double rows, double by
           .backward_peak = saved + bytes + sizes.hidden};
 }
 
-// Of the first positions, with the classifier of its outputs.
-Operator pooler_operator(const BertConfig& config, const RankSizes& sizes, double outputs) {
-  const auto width = static_cast<double>(config.hidden);
+// The pooler of the first positions, with the classifier of its outputs.
+Operator pooler_operator(const RankSizes& sizes, int64_t outputs) {
+  const double width = as_real(sizes.states.width);
   Operator pooler =
-      gemm_operator("pooler.dense", head_sizes(config, sizes, sizes.samples), width, width + outputs);
-  pooler.saved = 2.0 * sizes.samples * width * sizes.element;
-  pooler.forward_peak = pooler.backward_peak = pooler.saved;
+      gemm_operator("pooler.dense", head_sizes(sizes, sizes.samples), width, width + as_real(outputs));
+  pooler.add_saved(2.0 * sizes.samples * width * sizes.element);
   return pooler;
 }
 
-void add_heads(std::vector<Operator>& all, const BertConfig& config, const RankBatch& batch,
-               double predictions) {
-  const RankSizes sizes(config, batch);
-  const auto width = static_cast<double>(config.hidden);
-  const RankSizes head = head_sizes(config, sizes, predictions * sizes.samples);
+std::vector<Operator> head_operators(const BertConfig& config, const RankSizes& sizes, double predictions) {
+  const double width = as_real(config.hidden);
+  const RankSizes head = head_sizes(sizes, predictions * sizes.samples);
   const double selected = head.tokens + (config.binary_head ? sizes.samples : 0.0);
   const double input = selected * width * sizes.element, x = head.hidden;
-  all.push_back(select(sizes, "lm_head.select", selected, input));
+  std::vector<Operator> all = {select(sizes, "lm_head.select", selected, input)};
   Operator dense = gemm_operator("lm_head.dense", head, width, width);
   dense.saved = input + x;  // its output for the GELU
   dense.forward_peak = dense.saved + x + head.gemm_workspace;
   dense.backward_peak = dense.saved + 2.0 * x + head.gemm_workspace;
   all.push_back(dense);
-  all.push_back(norm_operator("lm_head.layer_norm", config, head));
-  Operator loss = output_layer_operator(
-      batch, head, {.width = width, .columns = static_cast<double>(config.padded_vocabulary)});
-  const double targets = head.tokens * id_size;
-  for (double* bytes : {&loss.saved, &loss.forward_peak, &loss.backward_peak}) *bytes += targets;
-  all.push_back(loss);
-  if (config.binary_head) all.push_back(pooler_operator(config, sizes, 2.0));
+  all.push_back(norm_operator("lm_head.layer_norm", config.norm, head));
+  append(all, output_layer_operators({.width = config.hidden, .columns = config.padded_vocabulary}, head));
+  all.back().add_saved(head.tokens * id_size);  // targets
+  if (config.binary_head) all.push_back(pooler_operator(sizes, 2));
+  return all;
 }
 
-using AddHead = std::function<void(std::vector<Operator>&, const RankBatch&)>;
+using HeadOperators = std::function<std::vector<Operator>(const RankSizes& sizes)>;
 
 // The encoder, and on the last stage the head.
-OperatorsOf with_head(const BertConfig& config, const BatchSchema& schema, const AddHead& add_head) {
+OperatorsOf with_head(const BertConfig& config, const BatchSchema& schema, const HeadOperators& head) {
   const bool padded = find_column(schema, "segment_start") != nullptr;
-  return [config, padded, add_head](const RankBatch& given) {
+  return [config, padded, head](const RankBatch& given, const StageSpec& stage) {
     RankBatch batch = given;
     batch.segmented = padded;
-    const RankSizes sizes(config, batch);
-    const StageSpec& stage = batch.stage;
+    const RankSizes sizes(hidden_states(config), batch);
     std::vector<Operator> all;
-    if (stage.embedding) all.push_back(embedding_operator(config, sizes));
-    for (Operator& op : stack_operators("encoder.layers", config, batch, stage.first_layer, stage.layers))
-      all.push_back(std::move(op));
+    if (stage.embedding) all.push_back(embedding_operator(sizes));
+    append(all, stack_operators("encoder.layers", config, batch,
+                                {{stage.first_layer, stage.layers}, /*received=*/!stage.embedding}));
     if (!stage.head) return all;
-    all.push_back(norm_operator("encoder.final_layernorm", config, sizes));
-    add_head(all, batch);
+    all.push_back(norm_operator("encoder.final_layernorm", config.norm, sizes));
+    append(all, head(sizes));
     return all;
   };
 }
@@ -85,18 +84,17 @@ OperatorsOf with_head(const BertConfig& config, const BatchSchema& schema, const
 
 OperatorsOf bert_operators(const BertConfig& config, const BatchSchema& schema) {
   const Column* const positions = find_column(schema, "masked_positions");
-  const double predictions = positions ? static_cast<double>(positions->numel()) : 0.0;
-  return with_head(config, schema, [=](std::vector<Operator>& all, const RankBatch& batch) {
-    add_heads(all, config, batch, predictions);
+  const double predictions = positions ? as_real(positions->numel()) : 0.0;
+  return with_head(config, schema, [config, predictions](const RankSizes& sizes) {
+    return head_operators(config, sizes, predictions);
   });
 }
 
 OperatorsOf bert_classifier_operators(const BertConfig& config, int64_t outputs, const BatchSchema& schema) {
-  return with_head(config, schema, [=](std::vector<Operator>& all, const RankBatch& batch) {
-    const RankSizes sizes(config, batch);
-    const double bytes = sizes.samples * static_cast<double>(config.hidden) * sizes.element;
-    all.push_back(select(sizes, "pooler.select", sizes.samples, bytes));
-    all.push_back(pooler_operator(config, sizes, static_cast<double>(outputs)));
+  return with_head(config, schema, [outputs](const RankSizes& sizes) {
+    const double bytes = sizes.samples * as_real(sizes.states.width) * sizes.element;
+    return std::vector<Operator>{select(sizes, "pooler.select", sizes.samples, bytes),
+                                 pooler_operator(sizes, outputs)};
   });
 }
 

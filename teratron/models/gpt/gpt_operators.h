@@ -1,8 +1,8 @@
-// Operators of a GPT.
+// Costs of a GPT.
 #pragma once
 
 #include "teratron/models/gpt/gpt_config.h"
-#include "teratron/models/operators.h"
+#include "teratron/models/model_plan.h"
 
 namespace teratron {
 

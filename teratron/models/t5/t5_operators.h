@@ -1,8 +1,7 @@
-// The operators of a T5's pipeline stage (models/operators.h).
+// Costs of a T5's pipeline stage.
 #pragma once
 
-#include "teratron/data/batch.h"
-#include "teratron/models/operators.h"
+#include "teratron/models/model_plan.h"
 #include "teratron/models/t5/t5_config.h"
 
 namespace teratron {

@@ -12,16 +12,16 @@ namespace teratron {
 
 namespace {
 
-bool stays_in_bf16(const TransformerConfig& config, int64_t layer) {
-  return layer < config.bf16_layers_at_start || config.layers - 1 - layer < config.bf16_layers_at_end;
-}
-
 // What is differentiated of a context.
 std::array<at::Tensor*, 2> differentiable(LayerContext& context) {
   return {&context.memory.hidden_SBH, &context.distance_bias};
 }
 
 }  // namespace
+
+bool stays_in_bf16(const TransformerConfig& config, int64_t layer) {
+  return layer < config.bf16_layers_at_start || config.layers - 1 - layer < config.bf16_layers_at_end;
+}
 
 std::vector<LayerUnit> layer_units(const RecomputeConfig& recompute, int64_t count) {
   using Method = RecomputeConfig::Method;

@@ -14,6 +14,9 @@
 
 namespace teratron {
 
+/// Whether the layer of an FP8 model is in bf16. It counts from 0 through the whole stack.
+bool stays_in_bf16(const TransformerConfig& config, int64_t layer);
+
 /// Layers of a stage that run forward and backward together.
 struct LayerUnit {
   LayerRange layers;  // counted from the stage's first

@@ -1,102 +1,14 @@
 #include "teratron/models/transformer/transformer_layer.h"
 
-#include <cmath>
-
 #include <ATen/core/grad_mode.h>
 
 #include "teratron/base/error.h"
+#include "teratron/models/transformer/layer_options.h"
 #include "teratron/nn/mlp.h"
-#include "teratron/nn/moe/statistics.h"
 
 namespace teratron {
 
 namespace {
-
-// Dropout sites are numbered through the whole model; Megatron draws from per-rank RNG states instead. Those
-// of a layer, from its first one on:
-enum Site : uint64_t { attention_scores, attention_output, mlp_output, cross_scores, cross_output };
-
-// Of random numbers that are not dropout's: after those of all dropouts.
-constexpr uint64_t router_sites = uint64_t{1} << 48;
-
-uint64_t first_site(const TransformerConfig& config, int64_t layer) {
-  const uint64_t sites_per_layer = config.cross_attention ? 8 : 4;
-  return config.first_dropout_site + sites_per_layer * static_cast<uint64_t>(layer + 1);
-}
-
-// Scaled by the number of additions to the residual stream, of which each layer makes two.
-Init output_init(const TransformerConfig& config) {
-  if (config.xavier_init) return Init::xavier();
-  const int64_t layers = config.init_layers > 0 ? config.init_layers : config.layers;
-  return Init::normal(config.init_std / std::sqrt(2.0 * static_cast<double>(layers)));
-}
-
-AttentionLayerOptions self_attention_options(const TransformerConfig& config, int64_t layer) {
-  return {.hidden = config.hidden,
-          .heads = config.heads,
-          .query_groups = config.query_groups,
-          .kv_channels = config.kv_channels,
-          .mask = config.mask,
-          .bias = config.linear_bias,
-          .qkv_bias = config.linear_bias || config.qkv_bias,
-          .dropout = config.attention_dropout,
-          .dropout_site = first_site(config, layer) + attention_scores,
-          .qkv_init = weight_init(config),
-          .output_init = output_init(config),
-          .qk_norm = config.qk_norm ? std::optional(config.norm) : std::nullopt,
-          .qk_norm_all_heads = config.qk_norm_all_heads,
-          .alibi = config.position == PositionEmbedding::alibi,
-          .distance_bias = config.position == PositionEmbedding::relative,
-          .scale = config.softmax_scale,
-          .window = config.windows.empty() ? 0 : config.windows.at(layer),
-          .score_divisor = config.query_key_layer_scaling ? static_cast<double>(layer + 1) : 1.0,
-          .recompute_core = config.recompute.granularity == RecomputeConfig::Granularity::attention_core,
-          .context_parallel_comm = config.context_parallel_comm.empty()
-                                       ? ContextParallelComm::p2p
-                                       : config.context_parallel_comm.at(layer)};
-}
-
-// The keys have no positions among the queries'.
-AttentionLayerOptions cross_attention_options(const TransformerConfig& config, int64_t layer) {
-  AttentionLayerOptions options = self_attention_options(config, layer);
-  options.mask = Mask::full;
-  options.qkv_bias = config.linear_bias;
-  options.dropout_site = first_site(config, layer) + cross_scores;
-  options.qk_norm = std::nullopt;
-  options.alibi = false;
-  options.distance_bias = false;
-  options.window = 0;
-  return options;
-}
-
-MlpOptions mlp_options(const TransformerConfig& config) {
-  return {.hidden = config.hidden,
-          .ffn_hidden = config.ffn_hidden,
-          .activation = config.activation,
-          .bias = config.linear_bias,
-          .fc1_init = weight_init(config),
-          .fc2_init = output_init(config)};
-}
-
-MoeOptions moe_options(const TransformerConfig& config, int64_t layer) {
-  MoeOptions options = config.experts.options;
-  RouterOptions& router = options.router;
-  router.hidden = config.hidden;
-  router.init = weight_init(config);
-  router.random_site = router_sites + first_site(config, layer);
-  router.first_sum = config.experts.before(layer) * ExpertStatistics::columns(router.experts);
-  ExpertsOptions& experts = options.experts;
-  experts.hidden = config.hidden;
-  experts.activation = config.activation;
-  experts.fc1_init = weight_init(config);
-  experts.fc2_init = output_init(config);
-  if (options.shared) {
-    const int64_t width = options.shared->mlp.ffn_hidden;
-    options.shared->mlp = mlp_options(config);
-    options.shared->mlp.ffn_hidden = width;
-  }
-  return options;
-}
 
 KeyValueCache* key_value_cache(LayerState* state) {
   if (!state) return nullptr;
@@ -126,7 +38,7 @@ TransformerLayer::TransformerLayer(const Scope& scope, const TransformerConfig& 
       residual_after_norm_(config.residual_after_norm),
       norm_outputs_(config.norm_outputs),
       parallel_residual_(config.parallel_residual),
-      site_(first_site(config, layer)),
+      site_(first_dropout_site(config, layer)),
       parallel_(parallel),
       attention_norm_(scope / "input_layernorm", config.hidden, config.norm, parallel),
       attention_(scope / "self_attention", self_attention_options(config, layer), parallel),

@@ -1,14 +1,14 @@
 #include "teratron/nn/attention/attention.h"
 
 #include <algorithm>
-#include <array>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "teratron/base/error.h"
 #include "teratron/kernels/attention/cudnn_attention.h"
+#include "teratron/kernels/attention/fused_attention.h"
 #include "teratron/kernels/attention/qkv.h"
+#include "teratron/kernels/common/dispatch.h"
 #include "teratron/kernels/gemm/gemm_cpu.h"
 #include "teratron/nn/attention/backend.h"
 #include "teratron/nn/qkv.h"
@@ -19,20 +19,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-bool is_half_on_gpu(const AttentionRequest& request) {
-  const at::ScalarType dtype = request.q_SBND.scalar_type();
-  return request.q_SBND.is_cuda() && (dtype == at::kBFloat16 || dtype == at::kHalf);
-}
-
-// No dropout, no ALiBi and no bias. Fused backends have scores in fp32 and ignore the divisor of scores.
-bool has_plain_scores(const AttentionRequest& request) {
-  return request.dropout == 0.0 && !request.alibi_slopes.defined() && !request.distance_bias.defined();
-}
-
-bool flash_cpu_supports(const AttentionRequest& request) {
-  return request.q_SBND.is_cpu() && has_plain_scores(request);
-}
 
 AttentionForward cudnn_forward(const QueryKeyValue& qkv, const AttentionOptions& options, bool for_backward) {
   const at::Tensor q = heads_first(qkv.q_SBND), k = heads_first(qkv.k_SBGD), v = heads_first(qkv.v_SBGD);
@@ -75,10 +61,6 @@ at::Tensor cudnn(const AttentionRequest& request) {
   return merge_heads(cudnn_forward({request.q_SBND, request.k_SBGD, request.v_SBGD}, options, false).y_BNSD);
 }
 
-bool flash_varlen_supports(const AttentionRequest& request) {
-  return request.segments.defined() && flash_supports(request);
-}
-
 // ATen's FlashAttention-2 (Dao 2023); deterministic if ATen must be. Causal masks are aligned bottom-right;
 // grouped heads are not repeated. With segments, several samples are copied so that each is contiguous.
 at::Tensor flash(const AttentionRequest& request) {
@@ -106,46 +88,50 @@ at::Tensor flash(const AttentionRequest& request) {
   return y_BSND.transpose(0, 1).flatten(2);
 }
 
-bool math_supports(const AttentionRequest&) {
-  return true;
+at::Tensor run(AttentionBackend backend, const AttentionRequest& request) {
+  switch (backend) {
+    case AttentionBackend::flash_cpu:
+      return flash_cpu(request);
+    case AttentionBackend::cudnn:
+      return cudnn(request);
+    case AttentionBackend::flash_varlen:
+    case AttentionBackend::flash:
+      return flash(request);
+    case AttentionBackend::fused:
+      return fused(request);
+    case AttentionBackend::math:
+      break;
+  }
+  return math_attention(request);
 }
 
-struct Backend {
-  const char* name;
-  bool (*supports)(const AttentionRequest&);
-  at::Tensor (*run)(const AttentionRequest&);
-  bool packs = false;  // costs of packed rows are those of their samples
-};
+AttentionBackend choose(const AttentionRequest& request) {
+  return choose_backend(shape_of(request));
+}
 
-constexpr std::array<Backend, 6> backends = {{{"flash-cpu", flash_cpu_supports, flash_cpu, /*packs=*/true},
-                                              {"cudnn", cudnn_supports, cudnn},
-                                              {"flash-varlen", flash_varlen_supports, flash, /*packs=*/true},
-                                              {"flash", flash_supports, flash},
-                                              {"fused", fused_supports, fused},
-                                              {"math", math_supports, math_attention}}};
-
-const Backend& choose(const AttentionRequest& request) {
-  const auto* found = std::find_if(backends.begin(), backends.end(),
-                                   [&](const Backend& backend) { return backend.supports(request); });
-  TERATRON_ASSERT(found != backends.end(), "math supports every request");
-  return *found;
+// Packed rows cost what their samples do.
+bool packs(AttentionBackend backend) {
+  return backend == AttentionBackend::flash_cpu || backend == AttentionBackend::flash_varlen;
 }
 
 }  // namespace
 
-// cuDNN's causal mask is aligned top-left, which for Sq != Sk is another mask.
-bool cudnn_supports(const AttentionRequest& request) {
-  const int64_t queries = request.q_SBND.size(0), width = request.q_SBND.size(3);
-  return is_half_on_gpu(request) && has_plain_scores(request) && !request.segments.defined() &&
-         !has_window(request) && (!is_causal(request) || queries == request.k_SBGD.size(0)) && queries > 1 &&
-         width % 8 == 0 && width <= 128 && !at::globalContext().deterministicAlgorithms();
-}
-
-// The kernel's grid has one row of blocks per segment, at most 65,535.
-bool flash_supports(const AttentionRequest& request) {
-  const int64_t width = request.q_SBND.size(3);
-  return is_half_on_gpu(request) && has_plain_scores(request) && width % 8 == 0 && width <= 256 &&
-         (!request.segments.defined() || request.segments.cu_seqlens_q.numel() <= 65536);
+AttentionShape shape_of(const AttentionRequest& request) {
+  const at::Tensor &q = request.q_SBND, &k = request.k_SBGD;
+  const at::Tensor& cu_seqlens = request.segments.cu_seqlens_q;
+  return {.gpu = q.is_cuda(),
+          .dtype = dtype_of(q),
+          .queries = q.size(0),
+          .keys = k.size(0),
+          .width = q.size(3),
+          .causal = is_causal(request),
+          .window = request.window,
+          .segments = cu_seqlens.defined() ? std::optional(cu_seqlens.numel() - 1) : std::nullopt,
+          .scale = request.scale,
+          .dropout = request.dropout,
+          .biased = request.alibi_slopes.defined() || request.distance_bias.defined(),
+          .fits_fused_kernel = fused_attention_supports({q, k, request.v_SBGD, request.distance_bias}),
+          .deterministic = at::globalContext().deterministicAlgorithms()};
 }
 
 bool has_window(const AttentionRequest& request) {
@@ -181,8 +167,8 @@ at::Tensor upcast_for_gemm(const at::Tensor& x, int64_t queries) {
 }
 
 at::Tensor attention(const AttentionRequest& request) {
-  const Backend& backend = choose(request);
-  if (!request.packed.defined() || backend.packs) return backend.run(request);
+  const AttentionBackend backend = choose(request);
+  if (!request.packed.defined() || packs(backend)) return run(backend, request);
   // Masks of dropout number the keys of a sample, and stored scores would be those of all samples together.
   AttentionRequest rows = request;
   rows.q_SBND = with_padding(request.q_SBND, request.packed);
@@ -191,11 +177,11 @@ at::Tensor attention(const AttentionRequest& request) {
   rows.segments = request.packed.padded;
   rows.packed = {};
   rows.query_rows_S = at::Tensor();
-  return without_padding(choose(rows).run(rows), request.packed);
+  return without_padding(run(choose(rows), rows), request.packed);
 }
 
 std::string attention_backend(const AttentionRequest& request) {
-  return choose(request).name;
+  return std::string(name_of(choose(request)));
 }
 
 }  // namespace teratron

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "teratron/nn/attention/attention.h"
+#include "teratron/nn/attention/choose_backend.h"
 #include "teratron/nn/qkv.h"
 
 namespace teratron {
@@ -31,9 +32,8 @@ at::Tensor score_row_ids(const AttentionRequest& request);
 /// Tensors for gradients, with the strides of q, k and v; views of a packed projection if these are.
 QueryKeyValue empty_gradients(const QueryKeyValue& qkv);
 
-/// Which backend serves a request (attention.h).
-bool cudnn_supports(const AttentionRequest& request);
-bool flash_supports(const AttentionRequest& request);
+/// What of a request decides which backend runs.
+AttentionShape shape_of(const AttentionRequest& request);
 
 /// ATen's flash attention on the CPU: any mask, window and segments, in memory linear in the sequence length.
 at::Tensor flash_cpu(const AttentionRequest& request);
@@ -46,7 +46,6 @@ FlashCpuOutput flash_cpu_forward(const AttentionRequest& request);
 QueryKeyValue flash_cpu_backward(const AttentionRequest& request, const FlashCpuOutput& output,
                                  const at::Tensor& dy_SBND);
 /// Our own kernel, for what no library's supports: dropout with the layout-independent mask, and biases.
-bool fused_supports(const AttentionRequest& request);
 at::Tensor fused(const AttentionRequest& request);
 /// GEMM, softmax, GEMM: everything, with stored scores.
 at::Tensor math_attention(const AttentionRequest& request);

@@ -78,12 +78,6 @@ struct FusedAttention : torch::autograd::Function<FusedAttention> {
 
 }  // namespace
 
-bool fused_supports(const AttentionRequest& request) {
-  constexpr double most_dropout = 1.0 - 0x1p-17;  // the kernel's rates are multiples of 2^-16
-  return request.dropout < most_dropout && request.scale > 0.0 &&
-         fused_attention_supports({request.q_SBND, request.k_SBGD, request.v_SBGD, request.distance_bias});
-}
-
 at::Tensor fused(const AttentionRequest& request) {
   const at::Tensor bias = bias_of(request);
   return FusedAttention::apply(request.q_SBND, request.k_SBGD, request.v_SBGD,

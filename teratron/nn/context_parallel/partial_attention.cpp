@@ -134,6 +134,11 @@ struct PartialBackend {
                             const QueryKeyValue& out);
 };
 
+template <AttentionBackend backend>
+bool supported_by(const AttentionRequest& request) {
+  return supports(backend, shape_of(request));
+}
+
 const PartialBackend& choose_partial(const AttentionRequest& request) {
   static constexpr PartialBackend backends[] = {
       {[](const AttentionRequest& r) { return r.q_SBND.is_cpu(); },
@@ -145,8 +150,8 @@ const PartialBackend& choose_partial(const AttentionRequest& request) {
           const QueryKeyValue& /*out*/) {
          return flash_cpu_backward(r, {whole.y_SBND, whole.logsumexp_BNS}, dy_SBND);
        }},
-      {cudnn_supports, cudnn_partial, cudnn_partial_backward},
-      {flash_supports, flash_partial, flash_partial_backward},
+      {supported_by<AttentionBackend::cudnn>, cudnn_partial, cudnn_partial_backward},
+      {supported_by<AttentionBackend::flash>, flash_partial, flash_partial_backward},
       {[](const AttentionRequest&) { return true; }, math_partial, math_partial_backward}};
   for (const PartialBackend& backend : backends) {
     if (backend.supports(request)) return backend;

@@ -120,9 +120,9 @@ TEST_F(GpuOffload, PeakFallsAsPlanned) {
       const GPTConfig config = offload_config(layers, recompute, peak_sizes);
       Trained trained(config, at::kBFloat16);
       trained.forward().backward();
-      const RankBatch rank{.batch = {.samples = 4, .sequence_length = config.max_positions},
-                           .stage = {.layers = config.layers}};
-      return std::pair(trained.peak(), activation_memory(gpt_operators(config)(rank)));
+      const RankBatch rank{.batch = {.samples = 4, .sequence_length = config.max_positions}};
+      return std::pair(trained.peak(),
+                       activation_memory(gpt_operators(config)(rank, {.layers = config.layers})));
     };
     const auto [kept, planned_kept] = peaks(0);
     for (const int64_t layers : {2, 4, 8}) {

@@ -1,10 +1,11 @@
-#include "teratron/models/transformer/expert_operators.h"
+#include "teratron/nn/moe/moe_cost.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "teratron/comm/nccl/symmetric_pool.h"
 #include "teratron/kernels/fp8/fp8.h"
+#include "teratron/nn/cost/linear_cost.h"
 
 namespace teratron {
 
@@ -15,7 +16,7 @@ constexpr double index_bytes = 8.0;
 // One layer on a rank; [T] its tokens, [G] those whose choices its experts' rows are sorted from, [R] rows.
 class ExpertBytes {
  public:
-  ExpertBytes(const TransformerConfig& config, const RankBatch& batch, const RankSizes& sizes);
+  ExpertBytes(const MoeOptions& options, const RankSizes& sizes);
 
   /// Of the router's scores.
   double scores() const;
@@ -42,10 +43,9 @@ class ExpertBytes {
   double flops() const;
 
  private:
-  void choose_rows(const RankBatch& batch, double tokens_of_microbatch);
+  void choose_rows(const RankBatch& batch);
   double ranks_of_token() const;
 
-  const TransformerConfig& config_;
   const MoeOptions& options_;
   double element_, logit_, score_;  // bytes of an activation, a logit, a score
   double hidden_, wide_, ffn_;      // bytes of a token; of a row of fc1's output, and of fc2's input
@@ -57,31 +57,30 @@ class ExpertBytes {
   bool fp8_, keeps_fp8_;  // inputs for the weight gradient
 };
 
-ExpertBytes::ExpertBytes(const TransformerConfig& config, const RankBatch& batch, const RankSizes& sizes)
-    : config_(config),
-      options_(config.experts.options),
+ExpertBytes::ExpertBytes(const MoeOptions& options, const RankSizes& sizes)
+    : options_(options),
       element_(sizes.element),
       logit_(element_),
       score_(sizes.statistic),
-      hidden_(as_real(config.hidden) * element_),
+      hidden_(as_real(options.experts.hidden) * element_),
       experts_(as_real(options_.router.experts)),
       topk_(as_real(options_.router.routing.topk)),
-      expert_ranks_(as_real(batch.expert_parallel)),
+      expert_ranks_(as_real(sizes.batch.expert_parallel)),
       tokens_(sizes.local_tokens),
-      exchanges_(batch.expert_parallel > 1 && options_.dispatch == TokenDispatch::all_to_all),
+      exchanges_(sizes.batch.expert_parallel > 1 && options_.dispatch == TokenDispatch::all_to_all),
       pads_(options_.router.pad_to_capacity),
       drops_(options_.router.capacity_factor > 0.0),
-      fp8_(batch.fp8),
-      keeps_fp8_(batch.fp8 && batch.fp8_weight_gradients) {
+      fp8_(sizes.batch.fp8),
+      keeps_fp8_(sizes.batch.fp8 && sizes.batch.fp8_weight_gradients) {
   if (options_.router.dtype) logit_ = *options_.router.dtype == at::kDouble ? 8.0 : 4.0;
   score_ = std::max(score_, logit_ == 8.0 ? 8.0 : 4.0);
-  const auto shards = as_real(batch.expert_tensor_parallel);
+  const auto shards = as_real(sizes.batch.expert_tensor_parallel);
   ffn_ = as_real(options_.experts.ffn_hidden) / shards * element_;
-  wide_ = ffn_ * as_real(parts_of(config.activation));
+  wide_ = ffn_ * as_real(parts_of(options_.experts.activation));
   // Ranks of the expert tensor-parallel group see each other's tokens, unless all have the same.
-  seen_ = tokens_ * (batch.sequence_parallel || batch.tensor_parallel == 1 ? shards : 1.0);
+  seen_ = tokens_ * (sizes.batch.sequence_parallel || sizes.batch.tensor_parallel == 1 ? shards : 1.0);
   gathered_ = seen_ * (!exchanges_ ? expert_ranks_ : pads_ ? 1.0 : ranks_of_token());
-  choose_rows(batch, as_real(batch.batch.samples * batch.batch.sequence_length));
+  choose_rows(sizes.batch);
   columns_ =
       as_real(fp8_columns(static_cast<int64_t>(rows_), static_cast<int64_t>(experts_ / expert_ranks_)));
 }
@@ -95,11 +94,12 @@ double ExpertBytes::ranks_of_token() const {
   return expert_ranks_ * (1.0 - missed);
 }
 
-void ExpertBytes::choose_rows(const RankBatch& batch, double tokens_of_microbatch) {
+void ExpertBytes::choose_rows(const RankBatch& batch) {
   const double factor = options_.router.capacity_factor;
   rows_ = sent_ = seen_ * topk_;
   if (drops_ && expert_ranks_ > 1.0) rows_ = sent_ = rows_ * std::min(factor, 1.0);
   if (!pads_) return;
+  const double tokens_of_microbatch = as_real(batch.batch.samples * batch.batch.sequence_length);
   const double capacity = std::ceil(tokens_of_microbatch * topk_ / experts_ * factor);
   const double ranks_of_microbatch = as_real(batch.tensor_parallel * batch.context_parallel);
   const auto rows_of = [&](double tokens) {
@@ -146,7 +146,7 @@ double ExpertBytes::arrived() const {
 }
 
 double ExpertBytes::weights() const {
-  return experts_ / expert_ranks_ * as_real(config_.hidden) * (wide_ + ffn_);
+  return experts_ / expert_ranks_ * as_real(options_.experts.hidden) * (wide_ + ffn_);
 }
 
 double ExpertBytes::windows() const {
@@ -166,7 +166,7 @@ double ExpertBytes::windows() const {
 
 // Padding does not count.
 double ExpertBytes::flops() const {
-  return 2.0 * seen_ * topk_ * as_real(config_.hidden) * (wide_ + ffn_) / element_;
+  return 2.0 * seen_ * topk_ * as_real(options_.experts.hidden) * (wide_ + ffn_) / element_;
 }
 
 Operator routed(const ExpertBytes& n, double jitter) {
@@ -185,50 +185,47 @@ Operator routed(const ExpertBytes& n, double jitter) {
 }
 
 // They run after the routed experts and in backward before them, or beside the exchange of tokens.
-void add_shared(Operator& op, const TransformerConfig& config, const RankSizes& sizes,
-                const RankBatch& batch) {
-  const std::optional<SharedExpertsOptions>& shared = config.experts.options.shared;
-  if (!shared) return;
-  const double hidden = as_real(config.hidden), ffn = as_real(shared->mlp.ffn_hidden) / sizes.shards;
-  const double wide = ffn * as_real(parts_of(config.activation));
+void add_shared(Operator& op, const MoeOptions& options, const RankSizes& sizes) {
+  if (!options.shared) return;
+  const MlpOptions& mlp = options.shared->mlp;
+  const bool fp8 = sizes.batch.fp8;
+  const double hidden = as_real(mlp.hidden), ffn = as_real(mlp.ffn_hidden) / sizes.shards;
+  const double wide = ffn * as_real(parts_of(mlp.activation));
   for (const Operator& gemm :
        {gemm_operator("", sizes, hidden, wide), gemm_operator("", sizes, ffn, hidden)}) {
     op.flops += gemm.flops;
     op.bytes += gemm.bytes;
   }
   // The input is the router's, unless that has jitter or it is kept in FP8.
-  const double input = sizes.column_input(hidden, batch.fp8);
-  const bool own_input = config.experts.options.router.jitter > 0.0 || input < sizes.hidden;
-  double saved =
-      sizes.tokens * wide * sizes.element + sizes.row_input(ffn, batch.fp8) + (own_input ? input : 0.0);
-  if (shared->gate) saved += sizes.hidden + sizes.local_tokens * sizes.element;
+  const double input = column_input(sizes, hidden, fp8);
+  const bool own_input = options.router.jitter > 0.0 || input < sizes.hidden;
+  double saved = sizes.tokens * wide * sizes.element + row_input(sizes, ffn, fp8) + (own_input ? input : 0.0);
+  if (options.shared->gate) saved += sizes.hidden + sizes.local_tokens * sizes.element;
   op.saved += saved;
-  op.forward_peak = batch.expert_parallel > 1 ? op.forward_peak + saved + sizes.hidden
-                                              : std::max(op.forward_peak, op.saved + 2.0 * sizes.hidden);
+  op.forward_peak = sizes.batch.expert_parallel > 1
+                        ? op.forward_peak + saved + sizes.hidden
+                        : std::max(op.forward_peak, op.saved + 2.0 * sizes.hidden);
   op.backward_peak =
       std::max(op.backward_peak + sizes.hidden, op.saved + sizes.tokens * wide * sizes.element);
 }
 
 }  // namespace
 
-std::vector<Operator> experts_operators(const std::string& name, const TransformerConfig& config,
-                                        const RankBatch& batch, int64_t layer) {
-  const MoeOptions& options = config.experts.options;
-  const RankSizes sizes(config, batch);
-  const ExpertBytes bytes(config, batch, sizes);
+std::vector<Operator> moe_operators(const std::string& name, const MoeOptions& options,
+                                    const RankSizes& sizes) {
+  const ExpertBytes bytes(options, sizes);
   Operator op = routed(bytes, options.router.jitter > 0.0 ? sizes.hidden : 0.0);
   op.windows = bytes.windows();
   op.name = name;
-  op.fp8 = batch.fp8;
-  add_shared(op, config, sizes, batch);
+  op.fp8 = sizes.batch.fp8;
+  add_shared(op, options, sizes);
   op.forward_peak += sizes.gemm_workspace + sizes.hidden;
   op.backward_peak += sizes.gemm_workspace + 2.0 * sizes.residual_stream;
   if (!options.recompute) return {op};
   const bool reads_input = options.router.jitter == 0.0 || options.shared;
-  for (double* bytes : {&op.saved, &op.forward_peak, &op.backward_peak})
-    *bytes -= reads_input ? sizes.hidden : 0.0;
-  op.recompute_unit = layer;
-  Operator input{.name = name + ".input", .saved = sizes.hidden, .forward_peak = sizes.hidden};
+  if (reads_input) op.add_saved(-sizes.hidden);
+  op.recompute_unit = 0;
+  const Operator input{.name = name + ".input", .saved = sizes.hidden, .forward_peak = sizes.hidden};
   return {input, op};
 }
 

@@ -1,0 +1,22 @@
+// Options of the parts of a transformer layer, from the configuration of its stack. `layer` counts from 0
+// through the whole stack.
+#pragma once
+
+#include "teratron/models/transformer/config.h"
+#include "teratron/nn/attention/attention_layer.h"
+#include "teratron/nn/mlp.h"
+
+namespace teratron {
+
+/// Dropout sites of a layer, from first_dropout_site() on. Sites are numbered through the whole model;
+/// Megatron draws from per-rank RNG states instead.
+enum DropoutSite : uint64_t { attention_scores, attention_output, mlp_output, cross_scores, cross_output };
+uint64_t first_dropout_site(const TransformerConfig& config, int64_t layer);
+
+AttentionLayerOptions self_attention_options(const TransformerConfig& config, int64_t layer);
+AttentionLayerOptions cross_attention_options(const TransformerConfig& config, int64_t layer);
+MlpOptions mlp_options(const TransformerConfig& config);
+/// Of a layer with experts.
+MoeOptions moe_options(const TransformerConfig& config, int64_t layer);
+
+}  // namespace teratron

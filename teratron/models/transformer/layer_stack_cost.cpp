@@ -1,0 +1,101 @@
+#include "teratron/models/transformer/layer_stack_cost.h"
+
+#include <algorithm>
+#include <span>
+
+#include <fmt/format.h>
+
+#include "teratron/models/transformer/layer_stack.h"
+#include "teratron/models/transformer/transformer_layer_cost.h"
+#include "teratron/nn/cost/dropout_cost.h"
+
+namespace teratron {
+
+namespace {
+
+// Layers of one stack.
+struct Stack {
+  const std::string& prefix;
+  const TransformerConfig& config;
+  const RankSizes& sizes;
+  const LayerOperators& operators_of;
+};
+
+std::vector<Operator> operators_of_layer(const Stack& stack, int64_t layer) {
+  RankBatch batch = stack.sizes.batch;
+  batch.fp8 = batch.fp8 && !stays_in_bf16(stack.config, layer);
+  std::vector<Operator> operators =
+      stack.operators_of(fmt::format("{}.{}", stack.prefix, layer), batch, layer);
+  for (Operator& op : operators) {
+    if (op.recompute_unit >= 0) op.recompute_unit = layer;
+  }
+  return operators;
+}
+
+// The saved input of a unit, which the first norm does not save again unless ranks share it.
+Operator unit_input(const Stack& stack, int64_t layer, Operator& first_norm) {
+  const RankSizes& sizes = stack.sizes;
+  const bool shared = stack.config.recompute.distribute_inputs && sizes.shards > 1.0;
+  if (!shared) first_norm.add_saved(-sizes.residual_stream);
+  return {.name = fmt::format("{}.{}.input", stack.prefix, layer),
+          .saved = sizes.residual_stream / (shared ? sizes.shards : 1.0)};
+}
+
+std::vector<Operator> operators_of_unit(const Stack& stack, const LayerUnit& unit) {
+  std::vector<Operator> all;
+  for (int64_t layer = unit.layers.first; layer < unit.layers.first + unit.layers.count; ++layer) {
+    std::vector<Operator> operators = operators_of_layer(stack, layer);
+    if (unit.recomputed && layer == unit.layers.first)
+      all.push_back(unit_input(stack, layer, operators.front()));
+    for (Operator& op : operators) {
+      if (!unit.recomputed) continue;
+      op.recompute_unit = unit.layers.first;
+      op.backward_peak += stack.sizes.residual_stream;  // the unit's output, computed again
+    }
+    append(all, std::move(operators));
+  }
+  return all;
+}
+
+// `held`: bytes that the step saves and something else holds.
+void set_offload(std::span<Operator> operators, const OffloadStep& step, double min_bytes, double held) {
+  for (Operator& op : operators) {
+    op.offload = step;
+    op.kept = op.saved < min_bytes ? op.saved : 0.0;
+    const double input = std::min(held, op.saved);  // the first operators'
+    op.kept = std::max(op.kept, input);
+    held -= input;
+  }
+}
+
+std::vector<Operator> transformer_operators(const TransformerConfig& config, const std::string& name,
+                                            const RankBatch& batch, int64_t layer) {
+  return layer_operators(name, config, batch, branch_costs(config, layer));
+}
+
+}  // namespace
+
+std::vector<Operator> stack_operators(const std::string& prefix, const TransformerConfig& config,
+                                      const RankBatch& batch, const StackPart& part) {
+  const RankSizes sizes(hidden_states(config), batch);
+  const LayerOperators operators_of =
+      part.operators ? part.operators : std::bind_front(transformer_operators, config);
+  const Stack stack{prefix, config, sizes, operators_of};
+  const std::vector<LayerUnit> units = layer_units(config.recompute, part.layers.count);
+  const OffloadSchedule schedule = offload_schedule(units, config.offload.layers);
+  const int64_t score_heads = config.attention_dropout > 0.0 ? config.heads : 0;
+  std::vector<Operator> all = {dropout_rows_operator(prefix + ".dropout_rows", score_heads, sizes)};
+  for (int64_t step = 0; LayerUnit unit : units) {
+    unit.layers.first += part.layers.first;
+    std::vector<Operator> operators = operators_of_unit(stack, unit);
+    if (schedule.offloaded > 0) {
+      const double held = step == 0 && part.received ? sizes.residual_stream : 0.0;
+      set_offload(operators, {schedule, step}, as_real(config.offload.min_bytes), held);
+    }
+    append(all, std::move(operators));
+    ++step;
+  }
+  return all;
+}
+
+}  // namespace teratron

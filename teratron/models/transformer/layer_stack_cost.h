@@ -1,0 +1,30 @@
+// Costs of consecutive layers (layer_stack.h), with recomputation and offloading.
+#pragma once
+
+#include <functional>
+
+#include "teratron/models/transformer/config.h"
+#include "teratron/nn/cost/rank_sizes.h"
+#include "teratron/pipeline/stage_spec.h"
+
+namespace teratron {
+
+/// The operators of a layer, which counts from 0 through the whole stack, named `name`.*
+/// ("decoder.layers.3"). A unit of recomputation within the layer is 0. The batch of a layer that stays in
+/// bf16 is without FP8.
+using LayerOperators =
+    std::function<std::vector<Operator>(const std::string& name, const RankBatch& batch, int64_t layer)>;
+
+/// The layers of a stack on a stage.
+struct StackPart {
+  LayerRange layers;
+  bool received = false;               // their input is a message, which the pipeline holds for its gradient
+  LayerOperators operators = nullptr;  // null: transformer layers
+};
+
+/// The layers in order, named `prefix`.3.*, after what they share. As LayerStack, it uses the number of
+/// layers of `config`, which of them stay in bf16, and what is recomputed and offloaded.
+std::vector<Operator> stack_operators(const std::string& prefix, const TransformerConfig& config,
+                                      const RankBatch& batch, const StackPart& part);
+
+}  // namespace teratron

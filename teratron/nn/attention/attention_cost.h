@@ -1,0 +1,17 @@
+// Costs of attention layers (attention_layer.h).
+#pragma once
+
+#include "teratron/nn/attention/attention_layer.h"
+#include "teratron/nn/cost/rank_sizes.h"
+
+namespace teratron {
+
+/// Projections and attention, named `name`.*. Recomputation of the core is unit 0.
+std::vector<Operator> self_attention_operators(const std::string& name, const AttentionLayerOptions& options,
+                                               const RankSizes& sizes);
+
+/// The same over the batch's memory, which something else saves: all layers share it.
+std::vector<Operator> cross_attention_operators(const std::string& name, const AttentionLayerOptions& options,
+                                                const RankSizes& sizes);
+
+}  // namespace teratron

@@ -1,0 +1,77 @@
+#include "teratron/nn/attention/attention_cost.h"
+#include "teratron/nn/cost/linear_cost.h"
+
+namespace teratron {
+
+namespace {
+
+class CrossAttentionCost {
+ public:
+  CrossAttentionCost(const std::string& name, const AttentionLayerOptions& options, const RankSizes& target,
+                     const RankSizes& source)
+      : name_(name), options_(options), target_(target), source_(source) {}
+
+  std::vector<Operator> all() const {
+    Operator keys_and_values = projection("linear_kv", source_, 2 * options_.query_groups);
+    keys_and_values.add_saved(-source_.hidden);  // the memory, which all layers share
+    return {projection("linear_q", target_, options_.heads), keys_and_values, core(), output()};
+  }
+
+ private:
+  // Hidden states [queries, H] to [queries, heads], or [keys, H] to [keys, 2 groups].
+  Operator projection(const char* part, const RankSizes& rows, int64_t heads) const {
+    const double hidden = as_real(options_.hidden);
+    const double width = as_real(heads * options_.kv_channels) / rows.shards;
+    Operator op = gemm_operator(name_ + "." + part, rows, hidden, width);
+    op.saved = column_input(rows, hidden, false);
+    const double whole = rows.whole_hidden(), y = rows.tokens * width * rows.element;
+    const double gathered = rows.gathered(whole);
+    op.forward_peak = op.saved + gathered + y + rows.gemm_workspace;
+    op.backward_peak = op.saved + gathered + 2.0 * y + whole + rows.residual_stream + rows.gemm_workspace;
+    return op;
+  }
+
+  Operator core() const {
+    const double heads = as_real(options_.heads) / target_.shards, width = as_real(options_.kv_channels);
+    const double q = target_.tokens * heads * width * target_.element;
+    const bool drops = options_.dropout > 0.0;
+    // Backends of CPUs, and the one with dropout, repeat keys and values for every query head of their group.
+    const int64_t kept = drops || !target_.batch.gpu ? options_.heads : options_.query_groups;
+    const double kv = 2.0 * source_.tokens * as_real(kept) / target_.shards * width * target_.element;
+    const double scores = target_.samples * heads * target_.queries * source_.keys;
+    const double stored = drops ? 2.0 * scores * target_.element : target_.tokens * heads * target_.statistic;
+    Operator op{.name = name_ + ".core_attention", .kind = Operator::Kind::attention};
+    op.flops = 4.0 * scores * width;
+    op.bytes = 2.0 * q + kv;
+    op.saved = 2.0 * q + kv + stored;  // queries, keys and values, and the output
+    op.forward_peak = op.saved + q + (drops ? scores * target_.element : 0.0);
+    op.backward_peak =
+        op.saved + 3.0 * q + kv + target_.residual_stream + (drops ? 3.0 * scores * target_.element : q);
+    return op;
+  }
+
+  // Its input is the core's.
+  Operator output() const {
+    const double width = as_real(options_.heads * options_.kv_channels) / target_.shards;
+    Operator op = gemm_operator(name_ + ".linear_proj", target_, width, as_real(options_.hidden));
+    const double y = target_.whole_hidden();
+    op.forward_peak = target_.gemm_workspace + y + target_.residual_stream;
+    op.backward_peak =
+        target_.gemm_workspace + 2.0 * target_.residual_stream + y + target_.tokens * width * target_.element;
+    return op;
+  }
+
+  const std::string& name_;
+  const AttentionLayerOptions& options_;
+  const RankSizes& target_;
+  const RankSizes& source_;
+};
+
+}  // namespace
+
+std::vector<Operator> cross_attention_operators(const std::string& name, const AttentionLayerOptions& options,
+                                                const RankSizes& sizes) {
+  return CrossAttentionCost(name, options, sizes, sizes.of_memory()).all();
+}
+
+}  // namespace teratron

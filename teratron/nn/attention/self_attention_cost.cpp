@@ -1,0 +1,179 @@
+#include <algorithm>
+
+#include "teratron/comm/nccl/symmetric_pool.h"
+#include "teratron/nn/attention/attention_cost.h"
+#include "teratron/nn/attention/choose_backend.h"
+#include "teratron/nn/cost/linear_cost.h"
+#include "teratron/nn/qkv.h"
+
+namespace teratron {
+
+namespace {
+
+AttentionShape shape_of(const AttentionLayerOptions& options, const RankBatch& batch) {
+  const int64_t length = batch.batch.sequence_length;
+  return {.gpu = batch.gpu,
+          .dtype = batch.dtype,
+          .queries = length,
+          .keys = length,
+          .width = options.kv_channels,
+          .causal = options.mask == Mask::causal,
+          .window = options.window,
+          .segments = batch.segmented ? std::optional(batch.batch.samples) : std::nullopt,
+          .dropout = options.dropout,
+          .biased = options.alibi || options.distance_bias};
+}
+
+class SelfAttentionCost {
+ public:
+  SelfAttentionCost(const std::string& name, const AttentionLayerOptions& options, const RankSizes& sizes)
+      : name_(name),
+        options_(options),
+        sizes_(sizes),
+        batch_(sizes.batch),
+        shape_(shape_of(options, sizes.batch)),
+        backend_(choose_backend(shape_)),
+        heads_(as_real(options.heads) / sizes.shards),
+        groups_(as_real(options.query_groups) / sizes.shards),
+        q_(sizes.tokens * heads_ * as_real(options.kv_channels) * sizes.element),
+        kv_(sizes.tokens * groups_ * as_real(options.kv_channels) * sizes.element) {}
+
+  std::vector<Operator> all() const { return {projection(), split(), core(), output()}; }
+
+ private:
+  // What backends keep besides queries, keys, values and the output as they are: keys and values repeated for
+  // every query head of their group, and scores.
+  bool repeats_groups() const {
+    return options_.query_groups < options_.heads &&
+           (backend_ == AttentionBackend::flash_cpu || stores_scores());
+  }
+  bool stores_scores() const { return backend_ == AttentionBackend::math; }
+  // Copies with contiguous samples; the output layer reads another copy.
+  bool copies() const { return backend_ == AttentionBackend::flash_varlen && batch_.batch.samples > 1; }
+  bool recomputes() const { return options_.recompute_core && stores_scores(); }
+  // Whether queries, keys and values are views of their projection.
+  bool is_view() const {
+    return queries_are_view(static_cast<int64_t>(groups_), options_.heads / options_.query_groups);
+  }
+  double qkv() const { return q_ + 2.0 * kv_; }
+  double repeated() const { return repeats_groups() ? 2.0 * q_ : 0.0; }
+  double scores() const { return sizes_.samples * heads_ * sizes_.queries * sizes_.keys * sizes_.element; }
+
+  Operator projection() const {
+    const double width = (heads_ + 2.0 * groups_) * as_real(options_.kv_channels);
+    const double hidden = as_real(options_.hidden), whole = sizes_.whole_hidden();
+    Operator op = gemm_operator(name_ + ".linear_qkv", sizes_, hidden, width);
+    op.fp8 = batch_.fp8;
+    op.saved = column_input(sizes_, hidden, op.fp8);
+    const double input = op.saved + sizes_.gathered(whole) + sizes_.gemm_workspace;
+    op.forward_peak = input + cast_gradient(sizes_, whole) + qkv();
+    op.backward_peak = input + sizes_.residual_stream + qkv() + cast_gradient(sizes_, qkv()) + whole;
+    return op;
+  }
+
+  // RoPE, query-key norms and the queries, keys and values that attention keeps.
+  Operator split() const {
+    Operator op{.name = name_ + ".qkv", .kind = Operator::Kind::pointwise};
+    const double rotated = q_ + kv_;
+    double inputs = qkv() + (is_view() ? 0.0 : q_);  // of attention
+    if (options_.qk_norm) {
+      const double rows = sizes_.tokens * (options_.qk_norm_all_heads ? 2.0 : heads_ + groups_);
+      const double statistics = options_.qk_norm->kind == NormKind::rms ? 1.0 : 2.0;
+      op.saved = rotated + rows * sizes_.statistic * statistics;
+      inputs = qkv() + rotated;
+      op.bytes += 3.0 * rotated;
+    }
+    // Copies for every head take the place of keys and values; queries that are a view keep the projection.
+    if (repeats_groups() && !recomputes())
+      inputs = (options_.qk_norm || !is_view() ? q_ : qkv()) + repeated();
+    if (copies()) inputs = qkv();
+    op.saved += inputs;
+    if (!is_view()) op.bytes += 2.0 * q_;
+    op.forward_peak = op.saved + qkv();
+    op.backward_peak = op.saved - inputs + sizes_.residual_stream + 2.0 * qkv();
+    return op;
+  }
+
+  Operator core() const {
+    Operator op{.name = name_ + ".core_attention", .kind = Operator::Kind::attention};
+    const double squares = batch_.batch.squared_lengths.value_or(sizes_.samples * sizes_.keys * sizes_.keys) /
+                           as_real(batch_.context_parallel);
+    op.flops = 4.0 * heads_ * as_real(options_.kv_channels) * squares;
+    op.masked_flops = shape_.causal ? op.flops / 2.0 : 0.0;
+    op.bytes = qkv() + q_;
+    if (stores_scores()) {
+      add_scores(op);
+      return op;
+    }
+    const double logsumexp = sizes_.tokens * heads_ * sizes_.statistic;
+    op.saved = q_ + logsumexp;
+    op.forward_peak = op.saved + q_;
+    // Libraries' fused backwards sum the gradient of queries in fp32.
+    const double sums = shape_.has_plain_scores() ? q_ / sizes_.element * 4.0 : 0.0;
+    op.backward_peak = op.saved + gradients() + sums + 2.0 * logsumexp;
+    if (batch_.context_parallel > 1) add_context_parallel(op);
+    return op;
+  }
+
+  double gradients() const { return sizes_.residual_stream + q_ + qkv() + repeated(); }
+
+  void add_scores(Operator& op) const {
+    if (recomputes()) op.recompute_unit = 0;
+    const bool masks = batch_.segmented || options_.window > 0;
+    op.bytes += 4.0 * scores();
+    op.saved = (options_.dropout > 0.0 ? 2.0 * scores() : scores()) + (recomputes() ? repeated() : 0.0);
+    op.forward_peak = op.saved + scores() + (masks ? scores() / sizes_.element / heads_ : 0.0) + 2.0 * q_;
+    op.backward_peak = 3.0 * scores() + gradients() + (recomputes() ? q_ : 0.0);
+  }
+
+  // What context parallelism holds besides: a block of keys and values to send and windows for those that
+  // arrive, or all keys and values; queries and outputs of blocks, or of a part of the heads.
+  void add_context_parallel(Operator& op) const {
+    const double ranks = as_real(batch_.context_parallel);
+    const bool adds_two = ranks == 2.0 && !batch_.segmented;
+    const double wide = adds_two ? 0.0 : qkv() / sizes_.element * 4.0;  // sums of gradients
+    if (options_.context_parallel_comm == ContextParallelComm::a2a) {
+      op.forward_peak += qkv() + q_;
+      op.backward_peak += qkv() + q_;
+    } else if (options_.context_parallel_comm == ContextParallelComm::all_gather ||
+               !shape_.has_plain_scores()) {
+      op.forward_peak += 2.0 * kv_ * ranks + q_;
+      op.backward_peak += 4.0 * kv_ * ranks + q_;
+    } else {
+      op.forward_peak += 2.0 * kv_ + 2.0 * q_;
+      op.backward_peak += 2.0 * kv_ + wide + qkv();
+      const size_t window = SymmetricPool::round_size(static_cast<size_t>(2.0 * kv_));
+      op.windows = std::min(ranks - 1.0, batch_.segmented ? 3.0 : 4.0) * static_cast<double>(window);
+    }
+  }
+
+  Operator output() const {
+    const double width = heads_ * as_real(options_.kv_channels), whole = sizes_.whole_hidden();
+    Operator op = gemm_operator(name_ + ".linear_proj", sizes_, width, as_real(options_.hidden));
+    op.fp8 = batch_.fp8;
+    const bool is_saved_by_core = !(op.fp8 && batch_.fp8_weight_gradients) && !stores_scores() && !copies();
+    op.saved = is_saved_by_core ? 0.0 : row_input(sizes_, width, op.fp8);
+    op.forward_peak = op.saved + sizes_.gemm_workspace + row_output(sizes_);
+    op.backward_peak =
+        op.saved + sizes_.gemm_workspace + row_gradient(sizes_) + cast_gradient(sizes_, whole) + q_;
+    return op;
+  }
+
+  const std::string& name_;
+  const AttentionLayerOptions& options_;
+  const RankSizes& sizes_;
+  const RankBatch& batch_;
+  AttentionShape shape_;
+  AttentionBackend backend_;
+  double heads_, groups_;  // of this rank
+  double q_, kv_;          // bytes of queries, and of keys or values
+};
+
+}  // namespace
+
+std::vector<Operator> self_attention_operators(const std::string& name, const AttentionLayerOptions& options,
+                                               const RankSizes& sizes) {
+  return SelfAttentionCost(name, options, sizes).all();
+}
+
+}  // namespace teratron
