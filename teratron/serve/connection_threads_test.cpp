@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "teratron/serve/places.h"
+#include "teratron/serve/semaphore.h"
 
 namespace teratron {
 namespace {
@@ -64,14 +64,14 @@ TEST(ConnectionThreads, AreStartedWhenTheOthersAreBusy) {
   EXPECT_EQ(crowd.most(), 20);
 }
 
-TEST(Places, NoReleaseIsMissed) {
+TEST(Semaphore, NoReleaseIsMissed) {
   Crowd crowd;
-  Places places(3);
+  Semaphore semaphore(3);
   std::vector<std::thread> threads;
   for (int i = 0; i < 16; ++i) {
     threads.emplace_back([&] {
       for (int k = 0; k < 200; ++k) {
-        const Places::Taken place(places);
+        const Semaphore::Permit permit(semaphore);
         crowd.visit(0ms);
       }
     });

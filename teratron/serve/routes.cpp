@@ -247,12 +247,12 @@ void log_megatron(const httplib::Request& request) {
 }  // namespace
 
 MegatronRequest Routes::read_megatron(const Request& request) {
-  const Places::Taken place(readers_);
+  const Semaphore::Permit permit(readers_);
   return parse_megatron(parse_body(request.body), options_.model);
 }
 
 OpenAiRequest Routes::read_openai(const Request& request, bool is_chat) {
-  const Places::Taken place(readers_);
+  const Semaphore::Permit permit(readers_);
   const nlohmann::json body = parse_body(request.body);
   return is_chat ? parse_chat(body, options_.model, *options_.chat) : parse_completion(body, options_.model);
 }

@@ -18,7 +18,7 @@
 #include "teratron/serve/api/served_model.h"
 #include "teratron/serve/http_server.h"
 #include "teratron/serve/metrics.h"
-#include "teratron/serve/places.h"
+#include "teratron/serve/semaphore.h"
 #include "teratron/serve/service.h"
 
 namespace teratron {
@@ -61,7 +61,7 @@ class Routes {
   RoutesOptions options_;
   int64_t started_;
   // A text takes forty times its size while it is read and tokenized: few do so at a time.
-  Places readers_{4};
+  Semaphore readers_{4};
 };
 
 }  // namespace teratron

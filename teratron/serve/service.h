@@ -37,7 +37,7 @@ class PendingAnswer {
   };
   /// Waits until there is something new, `most` at the longest.
   News wait(std::chrono::milliseconds most);
-  /// Of each request, once finished.
+  /// The result of each request, once finished.
   const std::vector<GenerationResult>& results() const { return results_; }
 
  private:
@@ -51,7 +51,7 @@ class PendingAnswer {
   size_t open_ = 0;  // requests without a result
   bool cancelled_ = false;
   std::string failure_;
-  // Of the engine's thread.
+  // Used by the engine's thread.
   std::vector<GenerationRequest> requests_;
   std::vector<int64_t> ids_;
   bool streams_ = false, began_ = false;
@@ -71,7 +71,7 @@ class Service {
   };
   Service(RankedEngine& engine, const Options& options, Metrics& metrics);
 
-  // Of any thread.
+  // Called by any thread.
   /// UserError: a request is invalid, and none is accepted. Throws Overload. `streams`: tokens are wanted.
   std::shared_ptr<PendingAnswer> submit(std::vector<GenerationRequest> requests, bool streams);
   /// Frees the places of an answer that nobody waits for.
@@ -80,7 +80,7 @@ class Service {
   /// Accepts nothing more; run() ends when all is answered.
   void drain();
 
-  /// Of the engine's thread. A Fault of the engine ends all answers, and is thrown.
+  /// Called by the engine's thread. A Fault of the engine ends all answers, and is thrown.
   void run(const std::function<bool()>& should_stop);
 
  private:
@@ -103,7 +103,7 @@ class Service {
   std::vector<Pending> incoming_, cancelled_;
   int64_t waiting_ = 0;  // in the engine's queue, when it was last looked at
   bool draining_ = false;
-  // Of the engine's thread.
+  // Used by the engine's thread.
   std::map<int64_t, std::pair<Pending, size_t>> running_;  // by id
   int64_t counted_tokens_ = 0;
 };

@@ -24,7 +24,7 @@ class TokenLogprobs {
   void add_first(int32_t token);
   void add(const GeneratedToken& token);
   bool empty() const { return entries_.empty(); }
-  /// Those since the last call.
+  /// Takes what was added since the last call.
   ///
   /// Completions: {"tokens", "token_logprobs", "top_logprobs", "text_offset"}, where tokens that are not
   /// complete characters are "bytes:\xNN..." and offsets count code points from the first token on.
