@@ -7,16 +7,17 @@
 namespace teratron {
 namespace {
 
-constexpr int64_t length = 8;
+constexpr int64_t sample_length = 8;
 
 BatchSchema schema() {
   using Kind = Column::Kind;
   using Stages = Column::Stages;
-  return {{.name = "tokens", .shape = {length}, .stages = Stages::first},
-          {.name = "weights", .type = ColumnType::f32, .shape = {length, 3}, .stages = Stages::last},
-          {.name = "kind", .shape = {2}, .kind = Kind::sample},
-          {.name = "sequence_index", .shape = {length}, .kind = Kind::index},
-          {.name = "segment_start", .type = ColumnType::i32, .shape = {length}, .kind = Kind::segments}};
+  return {
+      {.name = "tokens", .shape = {sample_length}, .stages = Stages::first},
+      {.name = "weights", .type = ColumnType::f32, .shape = {sample_length, 3}, .stages = Stages::last},
+      {.name = "kind", .shape = {2}, .kind = Kind::sample},
+      {.name = "sequence_index", .shape = {sample_length}, .kind = Kind::index},
+      {.name = "segment_start", .type = ColumnType::i32, .shape = {sample_length}, .kind = Kind::segments}};
 }
 
 // Token s of sample i is 100 * i + s; a document starts at token i.
@@ -25,7 +26,7 @@ class Numbers : public Dataset {
   int64_t size() const override { return 6; }
   std::string describe() const override { return "numbers"; }
   void get(int64_t i, const Sample& sample) const override {
-    for (int64_t s = 0; s < length; ++s) {
+    for (int64_t s = 0; s < sample_length; ++s) {
       sample.i64("tokens")[s] = 100 * i + s;
       for (int64_t f = 0; f < 3; ++f) sample.f32("weights")[3 * s + f] = static_cast<float>(10 * s + f);
       sample.i32("segment_start")[s] = static_cast<int32_t>(s < i ? 0 : i);
@@ -49,15 +50,15 @@ void expect_second_batch(const MicroBatch& batch, const Group& stages) {
   ASSERT_EQ(batch["tokens"].defined(), stages.rank == 0);
   ASSERT_EQ(batch["weights"].defined(), stages.rank == stages.size - 1);
   if (batch["tokens"].defined()) {
-    EXPECT_EQ(batch["tokens"].sizes(), (at::IntArrayRef{length, 2}));
+    EXPECT_EQ(batch["tokens"].sizes(), (at::IntArrayRef{sample_length, 2}));
     EXPECT_TRUE(at::equal(batch["tokens"].select(1, 1), row({300, 301, 302, 303, 304, 305, 306, 307})));
   }
   if (batch["weights"].defined()) {
-    EXPECT_EQ(batch["weights"].sizes(), (at::IntArrayRef{length, 2, 3}));
+    EXPECT_EQ(batch["weights"].sizes(), (at::IntArrayRef{sample_length, 2, 3}));
     EXPECT_EQ(batch["weights"][4][1][2].item<float>(), 42.0F);
   }
   EXPECT_TRUE(at::equal(batch["kind"], row({0, 2, 0, 3}).view({2, 2})));
-  EXPECT_TRUE(at::equal(batch["sequence_index"].select(1, 1), at::arange(length)));
+  EXPECT_TRUE(at::equal(batch["sequence_index"].select(1, 1), at::arange(sample_length)));
   EXPECT_EQ(batch["sequence_index"].stride(1), 0);
   EXPECT_TRUE(at::equal(batch["cu_seqlens"], at::tensor({0, 2, 8, 11, 16}, at::kInt)));
   EXPECT_FALSE(batch["segment_start"].defined());
@@ -121,7 +122,7 @@ TEST(BatchSource, RemovesThePadding) {
           .schema = schema()};
       BatchSource source(std::make_shared<Numbers>(), options, mesh);
       const MicroBatch batch = source.next(Padding::removed);
-      EXPECT_EQ(batch.padded_length, length);
+      EXPECT_EQ(batch.padded_length, sample_length);
       if (const at::Tensor& tokens = batch["tokens"]; tokens.defined()) {
         EXPECT_EQ(tokens.sizes(), (at::IntArrayRef{32, 1}));
         EXPECT_TRUE(at::equal(tokens.narrow(0, 7, 5).squeeze(1), row({7, 100, 200, 201, 300})));

@@ -14,7 +14,6 @@
 #include "teratron/device/stream_marker.h"
 #include "teratron/models/lora.h"
 #include "teratron/pipeline/executor.h"
-#include "teratron/train/engine/microbatch_buffer.h"
 #include "teratron/train/graphs/graph_choice.h"
 #include "teratron/train/graphs/microbatch_graphs.h"
 

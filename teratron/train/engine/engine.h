@@ -18,12 +18,12 @@
 #include "teratron/optim/param_and_grad_buffer.h"
 #include "teratron/pipeline/pipeline_layout.h"
 #include "teratron/telemetry/timers.h"
+#include "teratron/train/engine/microbatch_buffer.h"
 #include "teratron/train/engine/step_result.h"
 #include "teratron/train/engine/train_step.h"
 
 namespace teratron {
 
-class MicroBatchBuffer;
 class GraphChoice;
 class MicrobatchGraphs;
 class StreamMarker;
@@ -66,9 +66,6 @@ struct EngineOptions {
   TrainStep* step = nullptr;  // null: the losses of the model; must outlive the engine
   Timers* timers = nullptr;   // may be null; must outlive the engine
 };
-
-/// Returns the micro-batches of a step: called once per index, in order.
-using MicroBatches = std::function<MicroBatch(int64_t index)>;
 
 /// Bytes that a rank holds from the first to the last step.
 struct StateMemory {

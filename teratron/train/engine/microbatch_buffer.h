@@ -1,13 +1,17 @@
 // The micro-batches of a step while its schedule runs.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <utility>
 #include <vector>
 
-#include "teratron/train/engine/engine.h"
+#include "teratron/models/model.h"
 
 namespace teratron {
+
+/// Returns the micro-batches of a step: called once per index, in order.
+using MicroBatches = std::function<MicroBatch(int64_t index)>;
 
 /// Reads the micro-batches of a step in order, each once, and holds them until the last chunk has used them.
 class MicroBatchBuffer {
