@@ -38,7 +38,7 @@
 #include "teratron/base/dtype.h"
 #include "teratron/base/shard.h"
 #include "teratron/comm/collective_errors.h"
-#include "teratron/comm/host/host_group.h"
+#include "teratron/comm/ranks/host_group.h"
 
 namespace teratron {
 

@@ -11,7 +11,7 @@
 
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/manifest.h"
-#include "teratron/comm/host/rank_exchange.h"
+#include "teratron/comm/ranks/rank_exchange.h"
 
 namespace teratron {
 

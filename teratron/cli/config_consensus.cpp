@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/comm/consensus.h"
-#include "teratron/comm/host/flight_recorder.h"
+#include "teratron/comm/ranks/flight_recorder.h"
 
 namespace teratron {
 namespace {

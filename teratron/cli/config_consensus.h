@@ -6,7 +6,7 @@
 #include <string>
 
 #include "teratron/base/error.h"
-#include "teratron/comm/host/host_group.h"
+#include "teratron/comm/ranks/host_group.h"
 
 namespace teratron {
 

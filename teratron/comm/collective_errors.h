@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "teratron/base/error.h"
-#include "teratron/comm/host/host_group.h"
-#include "teratron/comm/host/rank_exchange.h"
+#include "teratron/comm/ranks/host_group.h"
+#include "teratron/comm/ranks/rank_exchange.h"
 
 namespace teratron {
 

@@ -17,8 +17,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "teratron/comm/host/cpu_reduce.h"
-#include "teratron/comm/host/host_group.h"
+#include "teratron/comm/ranks/cpu_reduce.h"
+#include "teratron/comm/ranks/host_group.h"
 
 namespace teratron {
 

@@ -9,7 +9,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/base/sha256.h"
-#include "teratron/comm/host/flight_recorder.h"
+#include "teratron/comm/ranks/flight_recorder.h"
 
 namespace teratron {
 namespace {

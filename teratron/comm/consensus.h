@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "teratron/comm/host/tree.h"
+#include "teratron/comm/ranks/tree.h"
 
 namespace teratron {
 

@@ -4,7 +4,7 @@
 #include <functional>
 #include <stop_token>
 
-#include "teratron/comm/host/host_group.h"
+#include "teratron/comm/ranks/host_group.h"
 
 namespace teratron {
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "teratron/comm/host/flight_recorder.h"
+#include "teratron/comm/ranks/flight_recorder.h"
 #include "teratron/comm/mesh/mesh.h"
 
 namespace teratron {

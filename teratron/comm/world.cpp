@@ -8,7 +8,7 @@
 
 #include "teratron/base/log.h"
 #include "teratron/comm/host/process_world.h"
-#include "teratron/comm/host/single_world.h"
+#include "teratron/comm/single_world.h"
 #include "teratron/comm/host/thread_world.h"
 #include "teratron/comm/nccl/nccl_world.h"
 #include "teratron/comm/rendezvous/agent_store.h"

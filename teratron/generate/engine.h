@@ -18,7 +18,7 @@
 #include <optional>
 #include <vector>
 
-#include "teratron/comm/host/host_group.h"
+#include "teratron/comm/ranks/host_group.h"
 #include "teratron/generate/beam_pages.h"
 #include "teratron/generate/beam_search.h"
 #include "teratron/generate/page_pool.h"

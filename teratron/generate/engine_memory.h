@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "teratron/comm/host/host_group.h"
+#include "teratron/comm/ranks/host_group.h"
 
 namespace teratron {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "teratron/comm/host/host_group.h"
+#include "teratron/comm/ranks/host_group.h"
 
 namespace teratron {
 

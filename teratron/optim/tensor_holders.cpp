@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/hash.h"
-#include "teratron/comm/host/rank_exchange.h"
+#include "teratron/comm/ranks/rank_exchange.h"
 
 namespace teratron {
 

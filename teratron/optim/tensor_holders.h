@@ -1,5 +1,5 @@
 // Which ranks hold the same tensors. No rank knows all: one rank, found by a hash of the tensor's name,
-// compares what the holders of a tensor say about it and answers them (comm/host/rank_exchange.h).
+// compares what the holders of a tensor say about it and answers them (comm/ranks/rank_exchange.h).
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "teratron/comm/host/host_group.h"
+#include "teratron/comm/ranks/host_group.h"
 
 namespace teratron {
 

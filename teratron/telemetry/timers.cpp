@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/error.h"
-#include "teratron/comm/host/tree.h"
+#include "teratron/comm/ranks/tree.h"
 
 namespace teratron {
 namespace {

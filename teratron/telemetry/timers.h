@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "teratron/comm/host/host_group.h"
+#include "teratron/comm/ranks/host_group.h"
 #include "teratron/telemetry/metrics.h"
 
 namespace teratron {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "teratron/base/error.h"
-#include "teratron/comm/host/tree.h"
+#include "teratron/comm/ranks/tree.h"
 
 namespace teratron {
 

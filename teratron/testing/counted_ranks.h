@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "teratron/comm/host/host_group.h"
+#include "teratron/comm/ranks/host_group.h"
 
 namespace teratron {
 
@@ -22,7 +22,7 @@ class CountedGroup : public HostGroup {
   virtual RankCost cost() const = 0;
 };
 
-/// Runs `body` on `ranks` threads; collectives use the tree of comm/host/tree.h. Rethrows the first
+/// Runs `body` on `ranks` threads; collectives use the tree of comm/ranks/tree.h. Rethrows the first
 /// exception, after which the collectives of the others throw Fault.
 void run_counted_ranks(int64_t ranks, const std::function<void(CountedGroup&)>& body);
 

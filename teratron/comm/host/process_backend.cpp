@@ -9,13 +9,15 @@
 #include "teratron/base/environment.h"
 #include "teratron/base/hash.h"
 #include "teratron/comm/host/process_group.h"
-#include "teratron/comm/host/tree.h"
+#include "teratron/comm/host/timeout_diagnosis.h"
+#include "teratron/comm/ranks/tree.h"
 
 namespace teratron {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kMismatchCheckInterval{1};
+constexpr std::chrono::seconds kReplyTimeout{3};    // after the last reply to a query
 constexpr std::chrono::seconds kCauseHeadStart{2};  // for the rank that failed first to exit first
 
 }  // namespace
@@ -214,6 +216,58 @@ std::string ProcessBackend::describe_rank(int64_t rank) const {
   return name.empty() ? fmt::format("rank {}", rank) : fmt::format("rank {} ({})", rank, name);
 }
 
+StatusReply ProcessBackend::own_status(uint64_t group_id, int64_t calls) const {
+  const auto found = recorders_.find(group_id);
+  const FlightRecorder none, &recorder = found == recorders_.end() ? none : found->second;
+  const RankStatus status{.waiting_in = waiting_.empty() ? "" : waiting_.back()->what,
+                          .last_sequence = recorder.count(),
+                          .last_collective = recorder.last()};
+  StatusReply reply{
+      .status = to_string(status),
+      .trace = {.rank = rank_, .count = recorder.count(), .fingerprints = recorder.newest(calls)},
+      .diagnoses = diagnosing_.contains(group_id)};
+  for (const WaitCondition* wait : waiting_) {
+    if (wait->group_id != group_id) continue;
+    reply.wait = {.sequence = wait->sequence, .for_ranks = wait->missing()};
+    if (reply.wait->for_ranks.size() > kMaxAwaited) reply.wait->for_ranks.resize(kMaxAwaited);
+  }
+  return reply;
+}
+
+void ProcessBackend::reply_status(int64_t to, const Frame& query) {
+  const StatusReply reply = own_status(query.group_id, std::clamp<int64_t>(query.sequence, 1, kMaxCallsInReply));
+  const std::string body = status_body(reply);
+  post(to, status_frame(query.group_id, reply), std::as_bytes(std::span(body)));
+}
+
+/// The status of this rank, and of those of `ranks` that reply. Ends when no reply has come for some seconds: a
+/// slow rank is not taken for a stopped one. Releases the lock meanwhile; other threads may query too.
+ProcessBackend::Replies ProcessBackend::query(Lock& lock, uint64_t group_id,
+                                              const std::vector<int64_t>& ranks, int64_t calls) {
+  Replies replies = {{rank_, own_status(group_id, calls)}};
+  for (size_t begin = 0; begin < ranks.size() && !failure_; begin += kQueriedAtOnce) {
+    const auto asked = std::span(ranks).subspan(begin, std::min(kQueriedAtOnce, ranks.size() - begin));
+    for (const int64_t r : asked) {
+      peers_[r].replies.erase(group_id);
+      post(r, {.kind = Frame::Kind::status_query, .group_id = group_id, .sequence = calls}, {});
+    }
+    const auto pending = [&] {
+      return std::count_if(asked.begin(), asked.end(), [&](int64_t r) {
+        return !peers_[r].replies.contains(group_id) && !peers_[r].lost;
+      });
+    };
+    for (auto left = pending(); left > 0 && !failure_;) {
+      if (!changed_.wait_for(lock, kReplyTimeout, [&] { return pending() < left || failure_; })) break;
+      left = pending();
+    }
+    for (const int64_t r : asked) {
+      const auto reply = peers_[r].replies.find(group_id);
+      if (reply != peers_[r].replies.end()) replies[r] = std::move(reply->second);
+    }
+  }
+  return replies;
+}
+
 void ProcessBackend::fail_if_ended(const WaitCondition& condition) {
   std::vector<int64_t> finished = condition.missing();
   std::erase_if(finished, [&](int64_t r) { return !peers_[r].finished; });
@@ -241,7 +295,7 @@ void ProcessBackend::wait(Lock& lock, const WaitCondition& condition) {
     if (!mismatch.empty()) {
       fail_locked(mismatch, ExitCode::retryable, rank_);
     } else if (Clock::now() >= deadline) {
-      const std::string reason = diagnose_timeout(lock, condition);
+      const std::string reason = TimeoutDiagnosis(*this, lock, condition).cause();
       if (!condition.ready()) fail_locked(reason, ExitCode::retryable, rank_);
     }
   }

@@ -11,11 +11,11 @@
 // A failure travels along the tree. Each rank also tells the neighbours of its neighbours, one of which may
 // be stopped.
 //
-// A time-out is diagnosed by the lowest rank that waits, which asks those that it waits for, and in turn
-// those that they wait for, for their last calls; of a rank that does not answer, also those below it in the
-// tree of the group. A rank of which an ancestor in that tree waits too leaves the diagnosis to it for some
-// seconds, and for as long as it is at it. Otherwise, as below a rank that has not come or does not answer,
-// it asks some of those that it waits for. So of n ranks one asks n, and the others a bounded number.
+// Time-outs (timeout_diagnosis.h). The lowest waiting rank diagnoses: it queries the ranks it waits for, and
+// those that these wait for. For a rank that does not answer, it also queries the ranks below in the tree of
+// the group. A rank with a waiting ancestor gives it 8 s first, and as long as it says that it diagnoses. If
+// the ancestor is silent, the rank queries at most 16 peers itself. Total: n queries by one rank, O(1) by each
+// other.
 #pragma once
 
 #include <atomic>
@@ -34,11 +34,11 @@
 #include <vector>
 
 #include "teratron/base/error.h"
-#include "teratron/comm/diagnosis/status_reply.h"
-#include "teratron/comm/host/flight_recorder.h"
+#include "teratron/comm/host/status_reply.h"
+#include "teratron/comm/ranks/flight_recorder.h"
 #include "teratron/comm/host/frame.h"
 #include "teratron/comm/host/host_traffic.h"
-#include "teratron/comm/host/rank_list.h"
+#include "teratron/comm/ranks/rank_list.h"
 
 namespace teratron {
 
@@ -70,6 +70,7 @@ class ProcessBackend final : private TransportReceiver {
 
  private:
   friend class ProcessGroup;
+  friend class TimeoutDiagnosis;
   using Lock = std::unique_lock<std::mutex>;
   using Replies = std::map<int64_t, StatusReply>;  // by rank
 
@@ -109,18 +110,8 @@ class ProcessBackend final : private TransportReceiver {
   void add_near(int64_t rank, int64_t distance, std::set<int64_t>& ranks) const;
   void fail_if_ended(const WaitCondition& condition);
   void wait(Lock& lock, const WaitCondition& condition);
-  std::string diagnose_timeout(Lock& lock, const WaitCondition& condition);
-  std::string cause_of_timeout(Lock& lock, const WaitCondition& condition);
   StatusReply own_status(uint64_t group_id, int64_t calls) const;
   Replies query(Lock& lock, uint64_t group_id, const std::vector<int64_t>& ranks, int64_t calls);
-  void ask(Lock& lock, uint64_t group_id, const std::vector<int64_t>& ranks, Replies& replies);
-  void leave_to_ancestor(Lock& lock, const WaitCondition& condition, Replies& replies);
-  std::vector<int64_t> next_to_ask(const WaitCondition& condition, const Replies& replies, size_t most) const;
-  Replies query_waited_for(Lock& lock, const WaitCondition& condition);
-  int64_t position_in(uint64_t group_id, int64_t rank) const;
-  std::string mismatch_among(Lock& lock, uint64_t group_id, const Replies& replies);
-  std::string mismatch_elsewhere(Lock& lock, uint64_t group_id, const std::vector<int64_t>& ranks);
-  std::vector<std::string> describe_late(const WaitCondition& condition, const Replies& replies) const;
   std::string describe_rank(int64_t rank) const;
   void fail_locked(const std::string& reason, ExitCode code, int64_t cause);
 
@@ -133,8 +124,8 @@ class ProcessBackend final : private TransportReceiver {
   std::map<uint64_t, FlightRecorder> recorders_;  // by group id
   std::map<uint64_t, int64_t> groups_created_;    // by hash of the list of ranks
   std::map<uint64_t, RankList> groups_;           // by group id
-  std::vector<const WaitCondition*> waiting_;     // of threads of this rank
-  std::multiset<uint64_t> diagnosing_;            // group ids
+  std::vector<const WaitCondition*> waiting_;     // by threads of this rank
+  std::multiset<uint64_t> diagnosing_;            // group ids of TimeoutDiagnosis objects
   int64_t departures_ = 0;                        // ranks that have finished
   std::optional<Fault> failure_;
   int64_t cause_ = -1;  // the rank that failed first

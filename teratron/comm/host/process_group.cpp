@@ -5,7 +5,8 @@
 #include <utility>
 
 #include "teratron/base/fault_point.h"
-#include "teratron/comm/host/tree.h"
+#include "teratron/comm/host/timeout_diagnosis.h"
+#include "teratron/comm/ranks/tree.h"
 
 namespace teratron {
 
@@ -26,13 +27,14 @@ std::string ProcessGroup::diagnose_timeout(const std::string& what, std::optiona
   ProcessBackend::Lock lock(backend_.mutex_);
   std::vector<int64_t> others = ranks_.all();
   std::erase(others, backend_.rank());
-  return backend_.diagnose_timeout(lock,
-                                   {.what = what,
-                                    .group_id = id_,
-                                    .sequence = sequence.value_or(ProcessBackend::WaitCondition::kNoSequence),
-                                    .ready = {},
-                                    .missing = [&] { return others; },
-                                    .mismatch = {}});
+  const ProcessBackend::WaitCondition wait{
+      .what = what,
+      .group_id = id_,
+      .sequence = sequence.value_or(ProcessBackend::WaitCondition::kNoSequence),
+      .ready = {},
+      .missing = [&] { return others; },
+      .mismatch = {}};
+  return TimeoutDiagnosis(backend_, lock, wait).cause();
 }
 
 std::string ProcessGroup::describe(const CollectiveFingerprint& fingerprint, int64_t sequence) const {

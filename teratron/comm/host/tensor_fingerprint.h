@@ -6,8 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "teratron/comm/host/cpu_reduce.h"
-#include "teratron/comm/host/flight_recorder.h"
+#include "teratron/comm/ranks/cpu_reduce.h"
+#include "teratron/comm/ranks/flight_recorder.h"
 
 namespace teratron {
 

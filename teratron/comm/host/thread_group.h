@@ -25,7 +25,7 @@
 #include <string>
 #include <vector>
 
-#include "teratron/comm/host/flight_recorder.h"
+#include "teratron/comm/ranks/flight_recorder.h"
 
 namespace teratron {
 

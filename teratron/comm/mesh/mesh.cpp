@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "teratron/base/error.h"
-#include "teratron/comm/host/single_world.h"
+#include "teratron/comm/single_world.h"
 
 namespace teratron {
 namespace {

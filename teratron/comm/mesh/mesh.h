@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "teratron/comm/communicator.h"
-#include "teratron/comm/host/rank_list.h"
+#include "teratron/comm/ranks/rank_list.h"
 #include "teratron/comm/mesh/rank_grid.h"
 
 namespace teratron {

@@ -4,9 +4,10 @@
 #include <utility>
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "teratron/base/fault_point.h"
+#include "teratron/base/log.h"
 #include "teratron/comm/consensus.h"
 #include "teratron/comm/host/process_communicator.h"
 #include "teratron/comm/host/tensor_fingerprint.h"
@@ -59,7 +60,15 @@ bool is_capturing() {
 NcclCommunicator::NcclCommunicator(std::shared_ptr<ProcessBackend> backend, const std::vector<int64_t>& ranks)
     : backend_(std::move(backend)),
       group_(backend_->group(ranks)),
-      host_(process_communicator(backend_, ranks)) {}
+      host_(process_communicator(backend_, ranks)),
+      links_(group_->rank(), group_->size()) {}
+
+/// For a call that uses the communicators.
+NcclCommunicator::Lock NcclCommunicator::lock_open() {
+  Lock lock(mutex_);
+  TERATRON_ASSERT(!closed_);
+  return lock;
+}
 
 NcclComm& NcclCommunicator::group_comm() {
   if (!group_comm_) {
@@ -71,15 +80,33 @@ NcclComm& NcclCommunicator::group_comm() {
   return *group_comm_;
 }
 
+/// The first use is collective. Registering a window is a recorded collective, too.
+CopyEngines& NcclCommunicator::copy_engines() {
+  if (copy_engines_) return *copy_engines_;
+  copy_engines_.emplace(group_comm().get(), *host_, [this](size_t bytes, const auto& register_window) {
+    const CollectiveFingerprint fingerprint{
+        .operation = "window", .dtype = "Byte", .shape = {static_cast<int64_t>(bytes)}};
+    issue(group_comm(), {.fingerprint = fingerprint, .sequence = group_->record(fingerprint)},
+          [&](ncclComm_t, cudaStream_t) {
+            register_window();
+            return ncclSuccess;
+          });
+  });
+  if (!copy_engines_->available() && rank() == 0) {
+    notice(
+        "{} have no NCCL symmetric memory (several hosts, or NCCL_WIN_ENABLE=0): their collectives do not "
+        "overlap GEMMs",
+        describe_ranks(group_->ranks().all()));
+  }
+  return *copy_engines_;
+}
+
 NcclCommunicator::Event NcclCommunicator::issue(const NcclComm& comm, PendingWork work,
                                                 const Enqueue& enqueue,
                                                 std::optional<c10::cuda::CUDAStream> other) {
   const c10::cuda::CUDAStream stream = other.value_or(comm.stream());
-  PendingWork* pending = nullptr;
-  if (!is_capturing()) {  // events of a capture cannot be queried: watch_replay()
-    const Lock lock(pending_mutex_);
-    pending = &pending_.emplace_back(work);  // deque: the address is stable
-  }
+  // Events of a capture cannot be queried: watch_replay().
+  PendingWork* const pending = is_capturing() ? nullptr : &pending_.add(work);
   ready_.record();
   ready_.block(stream);
   const ncclResult_t result = enqueue(comm.get(), stream);
@@ -89,9 +116,7 @@ NcclCommunicator::Event NcclCommunicator::issue(const NcclComm& comm, PendingWor
   }
   auto done = std::make_shared<c10::cuda::CUDAEvent>();
   done->record(stream);
-  if (!pending) return done;
-  const Lock lock(pending_mutex_);
-  pending->done = done;
+  if (pending) pending_.set_done(*pending, done);
   return done;
 }
 
@@ -99,8 +124,7 @@ Work NcclCommunicator::collective(const CollectiveFingerprint& fingerprint, std:
                                   const Enqueue& enqueue, std::optional<c10::cuda::CUDAStream> stream) {
   fault_point("comm.collective");
   const int64_t sequence = group_->record(fingerprint);
-  const Lock lock(mutex_);
-  TERATRON_ASSERT(!closed_);
+  const Lock lock = lock_open();
   const Event done = issue(group_comm(), {.fingerprint = fingerprint, .sequence = sequence}, enqueue, stream);
   return Work([done, backend = backend_, keep = std::move(tensors)] {
     backend->check();
@@ -125,6 +149,75 @@ Work NcclCommunicator::nccl_reduce_scatter(const at::Tensor& output, const at::T
                                                nccl_type(output.scalar_type()),
                                                nccl_op(op, output.scalar_type()), comm, stream);
                     });
+}
+
+/// Null without symmetric memory, and where NCCL's reduce-scatter is as fast or the only one supported.
+CopyEngineReduceScatter* NcclCommunicator::copy_engine_reduce_scatter(const at::Tensor& output, ReduceOp op) {
+  if (!CopyEngines::suits_reduce_scatter(output, op, size())) return nullptr;
+  const Lock lock = lock_open();
+  return copy_engines().reduce_scatter();
+}
+
+Work NcclCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) {
+  if (output.is_cpu()) return host_->reduce_scatter(output, input, op);
+  check_parts(input, output, size());
+  if (CopyEngineReduceScatter* const engines = copy_engine_reduce_scatter(output, op)) {
+    return collective(call_of(reduce_name("reduce_scatter", op), output), {output, input},
+                      [&](ncclComm_t, cudaStream_t) {
+                        return engines->reduce_scatter(output, input, op, group_comm_->stream());
+                      });
+  }
+  return nccl_reduce_scatter(output, input, op);
+}
+
+Work NcclCommunicator::reduce_scatter_pipelined(at::Tensor output, at::Tensor input, ReduceOp op,
+                                                const ProduceParts& produce) {
+  if (output.is_cpu()) return host_->reduce_scatter_pipelined(output, input, op, produce);
+  check_parts(input, output, size());
+  if (CopyEngineReduceScatter* const engines = copy_engine_reduce_scatter(output, op)) {
+    const auto enqueue = [&](ncclComm_t, cudaStream_t) {
+      const c10::cuda::CUDAStream& stream = group_comm_->stream();
+      return engines->reduce_scatter_produced(output, input, op, stream, [&](int64_t part) {
+        produce(part, part + 1);
+        ready_.record();
+        ready_.block(stream);
+      });
+    };
+    return collective(call_of(reduce_name("reduce_scatter", op), output), {output, input}, enqueue);
+  }
+  produce(0, size());
+  return nccl_reduce_scatter(output, input, op);
+}
+
+at::Tensor NcclCommunicator::alloc_symmetric(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  if (options.device().is_cpu()) return host_->alloc_symmetric(sizes, options);
+  const Lock lock = lock_open();
+  return copy_engines().empty(sizes, options);
+}
+
+Work NcclCommunicator::shift(std::vector<ShiftOp> ops) {
+  if (ops.empty()) return {};
+  if (ops[0].received.is_cpu()) return host_->shift(std::move(ops));
+  CopyEngineShift* engines = nullptr;
+  {
+    const Lock lock = lock_open();
+    engines = copy_engines().shift();
+  }
+  if (!engines) return Communicator::shift(std::move(ops));
+  std::vector<at::Tensor> tensors;
+  std::vector<int64_t> distances;
+  for (const auto& [received, sent, distance] : ops) {
+    tensors.insert(tensors.end(), {received, sent});
+    distances.push_back(distance);
+  }
+  // Ranks may send different sizes.
+  const CollectiveFingerprint fingerprint =
+      of_part({.operation = fmt::format("shift by {}", fmt::join(distances, ", "))});
+  const auto enqueue = [&](ncclComm_t, cudaStream_t) {
+    engines->shift(ops);
+    return ncclSuccess;
+  };
+  return collective(fingerprint, std::move(tensors), enqueue, engines->stream());
 }
 
 Work NcclCommunicator::all_gather(at::Tensor output, at::Tensor input) {
@@ -154,6 +247,11 @@ Work NcclCommunicator::all_to_all(at::Tensor output, at::Tensor input) {
   });
 }
 
+const NcclComm& NcclCommunicator::comm_for(int64_t from, int64_t to) {
+  const NcclComm* const link = links_.find(from, to);
+  return link ? *link : group_comm();
+}
+
 namespace {
 
 ncclResult_t enqueue_p2p(const P2POp& op, int peer, ncclComm_t comm, cudaStream_t stream) {
@@ -172,10 +270,13 @@ CollectiveFingerprint p2p_fingerprint(const P2POp& op) {
 Work NcclCommunicator::batch_isend_irecv(std::vector<P2POp> ops) {
   if (ops.empty()) return {};
   if (ops[0].tensor.is_cpu()) return host_->batch_isend_irecv(std::move(ops));
-  const Lock lock(mutex_);
+  const Lock lock = lock_open();
   backend_->check();
-  TERATRON_ASSERT(!closed_);
-  if (const std::vector<Ends> ends = links_to_open(ops); !ends.empty()) open_links(ends);
+  if (const std::vector<NcclLinks::Ends> ends = links_.missing(ops); !ends.empty()) {
+    links_.open(ends, *host_, *backend_, [this](const NcclComm& link, const Enqueue& enqueue) {
+      issue(link, {.fingerprint = {.operation = "first message"}}, enqueue);
+    });
+  }
   std::vector<Event> events;
   std::vector<P2POp> others;  // between ranks that are not neighbours
   for (const P2POp& op : ops) {
@@ -235,14 +336,12 @@ void NcclCommunicator::set_part(const std::string& part) {
 
 void NcclCommunicator::watch_replay(const std::string& operation) {
   backend_->check();
-  const Lock calls(mutex_);
-  TERATRON_ASSERT(!closed_);
+  const Lock lock = lock_open();
   const CollectiveFingerprint fingerprint = of_part({.operation = operation});
   auto done = std::make_shared<c10::cuda::CUDAEvent>();
   done->record(c10::cuda::getCurrentCUDAStream());
   const int64_t sequence = group_->record(fingerprint);
-  const Lock lock(pending_mutex_);
-  pending_.push_back({.fingerprint = fingerprint, .sequence = sequence, .done = std::move(done)});
+  pending_.add({.fingerprint = fingerprint, .sequence = sequence, .done = std::move(done)});
 }
 
 CollectiveFingerprint NcclCommunicator::call_of(std::string operation, const at::Tensor& tensor) const {
@@ -263,34 +362,10 @@ std::string NcclCommunicator::describe(const PendingWork& work) const {
   return fmt::format("{} in {}", to_string(work.fingerprint), group_->name());
 }
 
-std::optional<NcclCommunicator::PendingWork> NcclCommunicator::first_pending() {
-  const Lock lock(pending_mutex_);
-  if (pending_.empty()) return std::nullopt;
-  return pending_.front();
-}
-
-/// The query may block while another thread is in a CUDA call, hence without a lock.
-bool NcclCommunicator::is_done(const PendingWork& work) {
-  if (!work.done) return false;
-  query_since_ = Clock::now();
-  const bool done = work.done->query();
-  query_since_ = Clock::time_point();
-  return done;
-}
-
-std::optional<NcclCommunicator::PendingWork> NcclCommunicator::oldest() {
-  while (true) {
-    std::optional<PendingWork> work = first_pending();
-    if (!work || !is_done(*work)) return work;
-    const Lock lock(pending_mutex_);
-    if (!pending_.empty()) pending_.pop_front();
-  }
-}
-
 std::optional<std::string> NcclCommunicator::check_blocked_query() {
-  const Clock::time_point since = query_since_;
-  if (since == Clock::time_point() || Clock::now() - since <= backend_->timeout()) return std::nullopt;
-  const std::optional<PendingWork> work = first_pending();
+  const std::optional<Clock::time_point> since = pending_.query_since();
+  if (!since || Clock::now() - *since <= backend_->timeout()) return std::nullopt;
+  const std::optional<PendingWork> work = pending_.front();
   if (!work) return std::nullopt;
   return group_->diagnose_timeout(describe(*work), work->sequence);
 }
@@ -299,15 +374,13 @@ std::optional<std::string> NcclCommunicator::check_blocked_query() {
 std::string NcclCommunicator::async_error() {
   const Lock lock(mutex_, std::try_to_lock);
   if (!lock) return "";
-  std::string error = group_comm_ ? group_comm_->async_error() : "";
-  for (auto comm = links_.begin(); error.empty() && comm != links_.end(); ++comm)
-    error = (*comm)->async_error();
-  return error;
+  const std::string error = group_comm_ ? group_comm_->async_error() : "";
+  return error.empty() ? links_.async_error() : error;
 }
 
 std::optional<std::string> NcclCommunicator::check_async_error() {
   if (std::string error = async_error(); !error.empty()) return error;
-  const std::optional<PendingWork> work = oldest();
+  const std::optional<PendingWork> work = pending_.oldest_incomplete();
   if (!work || Clock::now() - work->since <= backend_->timeout()) return std::nullopt;
   return group_->diagnose_timeout(describe(*work), work->sequence);
 }
@@ -315,11 +388,8 @@ std::optional<std::string> NcclCommunicator::check_async_error() {
 void NcclCommunicator::close() {
   const Lock lock(mutex_);
   closed_ = true;
-  {
-    const Lock pending(pending_mutex_);
-    pending_.clear();
-  }
-  links_.clear();
+  pending_.clear();
+  links_.close();
   group_comm_.reset();
 }
 

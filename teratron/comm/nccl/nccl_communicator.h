@@ -1,8 +1,6 @@
 // One GPU's endpoint of a group. Internal to nccl_world.
 #pragma once
 
-#include <atomic>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -12,19 +10,19 @@
 
 #include "teratron/comm/communicator.h"
 #include "teratron/comm/host/process_group.h"
-#include "teratron/comm/nccl/copy_engine_reduce_scatter.h"
-#include "teratron/comm/nccl/copy_engine_shift.h"
+#include "teratron/comm/nccl/copy_engines.h"
 #include "teratron/comm/nccl/nccl_comm.h"
+#include "teratron/comm/nccl/nccl_links.h"
+#include "teratron/comm/nccl/pending_queue.h"
 #include "teratron/comm/part_communicator.h"
 
 namespace teratron {
 
-/// Collectives run on the group's communicator, in order. Neighbours in the ring of ranks also have a
-/// two-rank communicator per direction, a link, so that no message waits for another one; messages between
-/// other ranks go over the group's communicator. Communicators are created lazily at the first collective or
-/// message, which all ranks of the group must issue. In a group of two ranks, as pipeline links are, a
-/// direction is opened by the first batch that uses it: such ranks must not first send to each other in
-/// separate batches.
+/// Collectives run on the group's communicator, in order. Messages between neighbours in the ring of ranks run
+/// on links of two ranks (nccl_links.h), so that no message waits for another one; messages between other
+/// ranks run on the group's communicator. All are created at the first collective or message, which all ranks
+/// of the group must issue. In a group of two ranks, as pipeline links are, a direction is opened by the first
+/// batch that uses it: such ranks must not first send to each other in separate batches.
 class NcclCommunicator final : public Communicator, public PartRecorder {
  public:
   NcclCommunicator(std::shared_ptr<ProcessBackend> backend, const std::vector<int64_t>& ranks);
@@ -51,11 +49,11 @@ class NcclCommunicator final : public Communicator, public PartRecorder {
   void barrier() override;
   void abort(const std::string& reason) override;
 
-  /// For the watchdog: why the oldest pending work does not complete (timeout or NCCL error); nullopt if it
+  /// For the watchdog: why the oldest pending work does not complete (time-out or NCCL error); nullopt if it
   /// may.
   std::optional<std::string> check_async_error();
-  /// For a thread that must not call CUDA: the same if check_async_error() has been in a CUDA call for longer
-  /// than the timeout.
+  /// For a thread that must not call CUDA: why not, if check_async_error() has been in a CUDA call for longer
+  /// than the time-out.
   std::optional<std::string> check_blocked_query();
   /// Aborts the communicators.
   void close();
@@ -63,14 +61,9 @@ class NcclCommunicator final : public Communicator, public PartRecorder {
  private:
   using Event = std::shared_ptr<c10::cuda::CUDAEvent>;
   using Lock = std::unique_lock<std::mutex>;
-  using Enqueue = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
-  struct PendingWork {
-    CollectiveFingerprint fingerprint;
-    std::optional<int64_t> sequence = {};  // nullopt: not recorded
-    std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
-    Event done = nullptr;  // null while NCCL is being called
-  };
+  using Enqueue = NcclLinks::Enqueue;
 
+  Lock lock_open();
   /// On the group's stream unless another one is given.
   Work collective(const CollectiveFingerprint& fingerprint, std::vector<at::Tensor> tensors,
                   const Enqueue& enqueue, std::optional<c10::cuda::CUDAStream> stream = std::nullopt);
@@ -78,38 +71,24 @@ class NcclCommunicator final : public Communicator, public PartRecorder {
               std::optional<c10::cuda::CUDAStream> other = std::nullopt);
   CollectiveFingerprint call_of(std::string operation, const at::Tensor& tensor) const;
   std::string describe(const PendingWork& work) const;
-  std::optional<PendingWork> first_pending();
-  bool is_done(const PendingWork& work);
-  /// The oldest work that has not completed.
-  std::optional<PendingWork> oldest();
   std::string async_error();
   NcclComm& group_comm();
-  SymmetricMemory* symmetric_memory();
+  CopyEngines& copy_engines();
   CopyEngineReduceScatter* copy_engine_reduce_scatter(const at::Tensor& output, ReduceOp op);
-  CopyEngineShift* copy_engine_shift();
   Work nccl_reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op);
-  using Ends = std::pair<int64_t, int64_t>;  // (from, to)
-  std::vector<Ends> links_to_open(const std::vector<P2POp>& ops) const;
-  void open_links(const std::vector<Ends>& ends);
   /// The communicator for messages between these ranks: a link's or the group's.
-  NcclComm& comm_for(int64_t from, int64_t to);
+  const NcclComm& comm_for(int64_t from, int64_t to);
 
   std::shared_ptr<ProcessBackend> backend_;
   std::unique_ptr<ProcessGroup> group_;  // records what runs on the GPU
   std::shared_ptr<Communicator> host_;   // the same group, for what does not
   std::mutex mutex_;                     // guards the communicators; held while NCCL is called
   std::unique_ptr<NcclComm> group_comm_;
-  std::optional<SymmetricMemory> symmetric_memory_;                    // of group_comm_; created on demand
-  std::optional<CopyEngineReduceScatter> copy_engine_reduce_scatter_;  // likewise
-  std::optional<CopyEngineShift> copy_engine_shift_;                   // likewise
-  NcclComm::List links_;
-  std::vector<Ends> link_ends_;  // of each
-  c10::cuda::CUDAEvent ready_;   // the caller's stream at the last call
+  std::optional<CopyEngines> copy_engines_;  // of group_comm_; created on demand
+  NcclLinks links_;
+  c10::cuda::CUDAEvent ready_;  // the caller's stream at the last call
   bool closed_ = false;
-  std::mutex pending_mutex_;  // never held for long
-  // Of the query that the watchdog is in; zero: none.
-  std::atomic<std::chrono::steady_clock::time_point> query_since_ = std::chrono::steady_clock::time_point();
-  std::deque<PendingWork> pending_;
+  PendingQueue pending_;
 };
 
 }  // namespace teratron

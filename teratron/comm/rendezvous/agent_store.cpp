@@ -18,7 +18,7 @@
 #include "teratron/base/file.h"
 #include "teratron/base/sha256.h"
 #include "teratron/base/strings.h"
-#include "teratron/comm/host/tree.h"
+#include "teratron/comm/ranks/tree.h"
 #include "teratron/comm/transport/socket_transport.h"
 
 namespace teratron {

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "teratron/comm/host/tree.h"
+#include "teratron/comm/ranks/tree.h"
 
 namespace teratron {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "teratron/base/environment.h"
 #include "teratron/base/log.h"
-#include "teratron/comm/host/flight_recorder.h"
+#include "teratron/comm/ranks/flight_recorder.h"
 #include "teratron/comm/transport/descriptor_limit.h"
 #include "teratron/comm/transport/interfaces.h"
 #include "teratron/comm/transport/socket_transport.h"

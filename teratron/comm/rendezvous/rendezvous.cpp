@@ -12,8 +12,8 @@
 
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
-#include "teratron/comm/host/flight_recorder.h"
-#include "teratron/comm/host/tree.h"
+#include "teratron/comm/ranks/flight_recorder.h"
+#include "teratron/comm/ranks/tree.h"
 
 namespace teratron {
 namespace {

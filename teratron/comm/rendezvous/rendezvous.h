@@ -1,6 +1,6 @@
 // Rendezvous of a job's processes at MASTER_ADDR:MASTER_PORT. Rank 0 listens there, on that address only,
-// until all ranks have joined: every rank greets it (rendezvous/greeting.h) with its text and receives that
-// of its parent in the tree of ranks (host/tree.h). Under torchrun its agent's TCPStore serves instead
+// until all ranks have joined: every rank greets it (transport/greeting.h) with its text and receives that
+// of its parent in the tree of ranks (ranks/tree.h). Under torchrun its agent's TCPStore serves instead
 // (rendezvous/agent_store.h). For n ranks, 2 n messages, or some 10 n requests to the store.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/comm/launch_env.h"
-#include "teratron/comm/rendezvous/greeting.h"
+#include "teratron/comm/transport/greeting.h"
 
 namespace teratron {
 

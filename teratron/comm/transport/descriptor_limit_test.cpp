@@ -10,7 +10,7 @@
 
 #include "teratron/comm/host/process_backend.h"
 #include "teratron/comm/host/process_group.h"
-#include "teratron/comm/rendezvous/greeting.h"
+#include "teratron/comm/transport/greeting.h"
 #include "teratron/testing/sockets.h"
 #include "teratron/testing/worlds.h"
 

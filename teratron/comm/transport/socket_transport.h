@@ -1,4 +1,4 @@
-// Transport over TCP. Neighbours in the tree of ranks (host/tree.h) are connected from the start, other ranks
+// Transport over TCP. Neighbours in the tree of ranks (ranks/tree.h) are connected from the start, other ranks
 // when one sends to the other. The kernel closes the connections of a process that dies, so that its
 // neighbours notice immediately.
 #pragma once
@@ -70,7 +70,7 @@ struct SocketPeers {
   std::map<int64_t, SocketAddress> addresses;  // rank 0: of all ranks; others: of their parent (tree.h)
   std::string key;                             // of greetings: the job's secret and nonce
 };
-/// Connects to the neighbours in the tree of ranks (rendezvous/greeting.h), along which all ranks learn the
+/// Connects to the neighbours in the tree of ranks (transport/greeting.h), along which all ranks learn the
 /// addresses of all; `listener` listens on this rank's address. Connections to other ranks are opened when
 /// something is sent to them. Throws Fault naming the ranks that did not connect within `timeout`, and the
 /// connections that were refused.

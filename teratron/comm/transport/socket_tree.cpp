@@ -9,8 +9,8 @@
 #include <sys/socket.h>
 
 #include "teratron/base/error.h"
-#include "teratron/comm/host/flight_recorder.h"
-#include "teratron/comm/host/tree.h"
+#include "teratron/comm/ranks/flight_recorder.h"
+#include "teratron/comm/ranks/tree.h"
 
 namespace teratron {
 namespace {

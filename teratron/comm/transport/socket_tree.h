@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "teratron/comm/rendezvous/greeting.h"
+#include "teratron/comm/transport/greeting.h"
 #include "teratron/comm/transport/address_table.h"
 #include "teratron/comm/transport/socket_transport.h"
 

@@ -1,4 +1,4 @@
-// What a rank answers to another one that waits for it.
+// The answer of a rank to another one that waits for it.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "teratron/comm/host/flight_recorder.h"
+#include "teratron/comm/ranks/flight_recorder.h"
 #include "teratron/comm/host/frame.h"
 
 namespace teratron {
@@ -23,13 +23,14 @@ struct StatusReply {
   bool diagnoses = false;             // its own wait in this group has timed out
 };
 
-/// Most ranks named in `for_ranks`.
-constexpr size_t kMaxAwaited = 8;
+constexpr size_t kMaxAwaited = 8;            // ranks in `for_ranks`
+constexpr int64_t kMaxCallsInReply = 1024;   // fingerprints in `trace`
+constexpr size_t kQueriedAtOnce = 64;        // ranks whose replies are awaited together
 
-/// As a frame of kind status_reply without a body, and the body.
+/// A frame of kind status_reply without its body, and the body.
 Frame status_frame(uint64_t group_id, const StatusReply& reply);
 std::string status_body(const StatusReply& reply);
-/// Of the frame that `rank` has sent. Throws Fault if it is malformed.
+/// Parses the frame that `rank` has sent. Throws Fault if it is malformed.
 StatusReply parse_status(const Frame& frame, int64_t rank);
 
 }  // namespace teratron

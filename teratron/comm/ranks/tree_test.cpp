@@ -1,4 +1,4 @@
-#include "teratron/comm/host/tree.h"
+#include "teratron/comm/ranks/tree.h"
 
 #include <bit>
 #include <set>

@@ -1,4 +1,4 @@
-#include "teratron/comm/host/rank_exchange.h"
+#include "teratron/comm/ranks/rank_exchange.h"
 
 #include <random>
 

@@ -1,4 +1,4 @@
-#include "teratron/comm/rendezvous/greeting.h"
+#include "teratron/comm/transport/greeting.h"
 
 #include <algorithm>
 #include <cerrno>

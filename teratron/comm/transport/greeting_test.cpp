@@ -1,5 +1,5 @@
 // What a rank lets in: real connections that lie, replay, stop in the middle, or are too many.
-#include "teratron/comm/rendezvous/greeting.h"
+#include "teratron/comm/transport/greeting.h"
 
 #include <thread>
 

@@ -1,4 +1,4 @@
-#include "teratron/comm/diagnosis/status_reply.h"
+#include "teratron/comm/host/status_reply.h"
 
 #include <charconv>
 #include <string_view>

@@ -1,4 +1,4 @@
-#include "teratron/comm/host/cpu_reduce.h"
+#include "teratron/comm/ranks/cpu_reduce.h"
 
 #include <algorithm>
 #include <array>

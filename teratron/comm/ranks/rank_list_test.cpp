@@ -1,4 +1,4 @@
-#include "teratron/comm/host/rank_list.h"
+#include "teratron/comm/ranks/rank_list.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "teratron/comm/host/flight_recorder.h"
+#include "teratron/comm/ranks/flight_recorder.h"
 
 #include <algorithm>
 #include <functional>

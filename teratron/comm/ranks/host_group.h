@@ -1,6 +1,6 @@
 // What host-side code (checkpoints, start-up checks) needs from the other ranks. No tensors, no torch.
 //
-// Costs for n ranks, where processes communicate (comm/host/tree.h): broadcast_bytes and gather_bytes take n
+// Costs for n ranks, where processes communicate (comm/ranks/tree.h): broadcast_bytes and gather_bytes take n
 // messages in all, log2(n) one after the other; all_gather_bytes twice that, and every rank holds all bytes:
 // prefer the other two for what only rank 0 needs or knows.
 #pragma once

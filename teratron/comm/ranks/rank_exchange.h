@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "teratron/comm/host/host_group.h"
+#include "teratron/comm/ranks/host_group.h"
 
 namespace teratron {
 
