@@ -21,10 +21,10 @@ constexpr std::array<const char*, 4> kMayDiffer = {"config_file", "data_cache_pa
                                                    "num_workers"};
 constexpr size_t kMaxDifferences = 20;  // listed in the message
 
-Record record_of(const RankConfig& mine) {
+NamedValues record_of(const RankConfig& mine) {
   json settings = json::parse(mine.settings);
   for (const char* key : kMayDiffer) settings.erase(key);
-  Record record;
+  NamedValues record;
   for (const auto& [key, value] : settings.items()) record.emplace_back(key, value.dump());
   record.emplace_back("version of teratron", mine.version);
   return record;
@@ -63,7 +63,7 @@ ExitCode check_config_consensus(const RankConfig& mine, HostGroup& group) {
   const bool same = group.broadcast_bytes(all_same ? "1" : "") == "1";
   const bool all_reject = same && mine.error;
   const std::vector<std::string> differences =
-      same && !all_reject ? compare_records(group, record_of(mine)) : std::vector<std::string>();
+      same && !all_reject ? find_differences(group, record_of(mine)) : std::vector<std::string>();
   if (same && !all_reject && differences.empty()) return ExitCode::ok;
   // Rank 0's exception ends the collectives of all ranks: it waits until the others need none.
   group.gather_bytes("");

@@ -34,7 +34,8 @@ using Combine = std::function<std::string(const std::vector<std::string>& result
 std::string run_on_all_ranks(HostGroup& group, const std::function<std::string()>& work,
                              const Combine& combine);
 
-/// The same in two halves. capture() needs no other rank: the result of `work` or what it threw, as bytes...
+/// run_on_all_ranks() in two halves. capture() needs no other rank: the result of `work` or what it threw, as
+/// bytes...
 std::string capture(const std::function<std::string()>& work);
 /// ...on which these agree.
 std::string combine_outcomes(const std::string& mine, HostGroup& group, const Combine& combine);

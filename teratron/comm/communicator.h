@@ -79,8 +79,8 @@ class Communicator : public HostGroup {
   /// and copy engines run the collective, which then overlaps GEMMs. Ranks must allocate the same sizes, and
   /// free them, in the same order: keep these tensors local to a function.
   virtual at::Tensor alloc_symmetric(at::IntArrayRef sizes, const at::TensorOptions& options);
-  /// Collectives of this group that a CUDA graph replays are on the current stream: a time-out is noticed and
-  /// explained as that of a collective named `operation`. All ranks must call it.
+  /// Says that a CUDA graph with collectives of this group is on the current stream. A time-out is noticed
+  /// and explained as one of a collective named `operation`. All ranks must call it.
   virtual void watch_replay(const std::string& operation);
   virtual void barrier() = 0;
   /// Makes every pending and later call of this group throw Fault, on all its ranks.

@@ -60,7 +60,7 @@ std::vector<std::string> differences_of(const DistinctTexts& distinct) {
   std::vector<std::string> names;
   std::set<std::string> known;
   for (const std::string& text : distinct.texts) {
-    const auto record = json::from_cbor(text).get<Record>();
+    const auto record = json::from_cbor(text).get<NamedValues>();
     records.emplace_back(record.begin(), record.end());
     for (const auto& [name, value] : record) {
       if (known.insert(name).second) names.push_back(name);
@@ -125,7 +125,7 @@ std::set<std::string> union_of(HostGroup& group, const std::set<std::string>& wo
   return parse(merge_bytes(group, json(words).dump(), merge));
 }
 
-std::vector<std::string> compare_records(HostGroup& group, const Record& record) {
+std::vector<std::string> find_differences(HostGroup& group, const NamedValues& record) {
   const std::vector<uint8_t> cbor = json::to_cbor(json(record));  // values may contain any bytes
   const std::string bytes(cbor.begin(), cbor.end());
   const DistinctTexts distinct = gather_distinct(group, bytes);

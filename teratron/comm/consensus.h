@@ -25,10 +25,10 @@ std::string merge_bytes(HostGroup& group, const std::string& bytes, const MergeB
 std::set<std::string> union_of(HostGroup& group, const std::set<std::string>& words);
 
 /// Names and values, e.g. settings.
-using Record = std::vector<std::pair<std::string, std::string>>;
-/// Compares the records of all ranks. One text per name whose values differ, in order of first appearance:
-/// "hidden_size: rank 0 has 64, ranks 1, 3 have 128". Ranks with an empty record abstain; a missing name is
+using NamedValues = std::vector<std::pair<std::string, std::string>>;
+/// Compares the values of all ranks. One text per name whose values differ, in order of first appearance:
+/// "hidden_size: rank 0 has 64, ranks 1, 3 have 128". Ranks without any values abstain; a missing name is
 /// "nothing".
-std::vector<std::string> compare_records(HostGroup& group, const Record& record);
+std::vector<std::string> find_differences(HostGroup& group, const NamedValues& values);
 
 }  // namespace teratron

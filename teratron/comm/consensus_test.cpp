@@ -40,13 +40,15 @@ TEST(Consensus, MergesInTheOrderOfRanks) {
 TEST(Consensus, NamesTheRanksOfDifferentValues) {
   on_three_ranks([](HostGroup& group) {
     const int64_t rank = group.rank();
-    EXPECT_TRUE(compare_records(group, {{"a", "1"}}).empty());
-    const Record record = {{"z", std::to_string(rank % 2)}, {"same", "x"}, {rank == 2 ? "b" : "a", "\x01"}};
-    EXPECT_EQ(compare_records(group, record),
+    EXPECT_TRUE(find_differences(group, {{"a", "1"}}).empty());
+    const NamedValues record = {
+        {"z", std::to_string(rank % 2)}, {"same", "x"}, {rank == 2 ? "b" : "a", "\x01"}};
+    EXPECT_EQ(find_differences(group, record),
               (std::vector<std::string>{"z: ranks 0, 2 have 0, rank 1 has 1",
                                         "a: ranks 0, 1 have \\x01, rank 2 has nothing",
                                         "b: ranks 0, 1 have nothing, rank 2 has \\x01"}));
-    EXPECT_TRUE(compare_records(group, rank == 1 ? Record{} : Record{{"a", "1"}}).empty()) << "abstains";
+    EXPECT_TRUE(find_differences(group, rank == 1 ? NamedValues{} : NamedValues{{"a", "1"}}).empty())
+        << "abstains";
   });
 }
 

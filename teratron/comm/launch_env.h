@@ -38,7 +38,7 @@ struct LaunchEnv {
   int master_port = 29500;
   bool agent_store = false;             // torchrun's agent hosts the TCPStore
   std::optional<int> store_listen_fd;   // listening socket that `teratron launch` passes to rank 0
-  std::string interface = {};           // TERATRON_SOCKET_IFNAME; "": that of the route to rank 0
+  std::string interface = {};           // TERATRON_SOCKET_IFNAME; "": the one of the route to rank 0
   std::string attempt = "0";            // restart count
   std::string secret = {};              // TERATRON_JOB_SECRET, to authenticate connections; "": none
   bool mpi = false;                     // started by a launcher that supports MPI_Init

@@ -31,7 +31,7 @@ class Worker {
   bool is_running() const { return result_.empty(); }
   bool has_failed() const { return result_.starts_with('-'); }
   void stop() { thread_.request_stop(); }
-  /// Of work that has ended (capture()); that of work that was stopped is a success.
+  /// What capture() returned, once the work has ended. Work that was stopped is a success.
   const std::string& outcome() const { return result_; }
 
  private:

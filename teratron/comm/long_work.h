@@ -9,10 +9,10 @@
 namespace teratron {
 
 /// Runs `work` on every rank and returns when all have finished it, however long that takes: meanwhile the
-/// ranks meet several times a second, so that no collective times out. `work` runs in another thread and must
-/// not use the group. When the work of a rank fails or a rank dies, the others' is asked to stop and should
-/// soon throw Stopped (comm/stopped.h) or return; then all ranks throw what went wrong, as those of
-/// run_on_all_ranks() do (collective_errors.h), or that a rank has died. Collective.
+/// ranks meet several times a second, so that no collective times out. `work` runs in another thread and
+/// must not use the group. When the work of a rank fails or a rank dies, the work of the others is asked to
+/// stop. It should soon throw Stopped (comm/stopped.h) or return. Then all ranks throw what went wrong, as
+/// run_on_all_ranks() does (collective_errors.h), or that a rank has died. Collective.
 void run_without_timeout(HostGroup& group, const std::function<void(const std::stop_token&)>& work);
 
 }  // namespace teratron

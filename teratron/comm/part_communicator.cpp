@@ -74,7 +74,7 @@ class PartCommunicator final : public ForwardingCommunicator {
 
 }  // namespace
 
-Group of_part(const Group& group, const std::string& part) {
+Group named_group(const Group& group, const std::string& part) {
   if (group.size == 1) return group;
   Group named = group;
   named.communicator = std::make_shared<PartCommunicator>(

@@ -21,8 +21,8 @@ using namespace std::chrono_literals;
 const std::string layer = "decoder.layers.3.mlp";
 
 Group layer_group(World& world) {
-  return of_part({.rank = world.rank(), .size = 2, .ranks = {0, 1}, .communicator = world.group({0, 1})},
-                 layer);
+  return named_group({.rank = world.rank(), .size = 2, .ranks = {0, 1}, .communicator = world.group({0, 1})},
+                     layer);
 }
 
 /// What the ranks of both kinds of world throw.
@@ -90,8 +90,8 @@ TEST(PartCommunicator, AFailureElsewhereIsReportedWithThePart) {
 TEST(PartCommunicator, RanksInDifferentPartsDiffer) {
   const auto differ = [](World& world, Communicator& /*group*/) {
     const Group own =
-        of_part({.rank = world.rank(), .size = 2, .ranks = {0, 1}, .communicator = world.group({0, 1})},
-                world.rank() == 0 ? "a" : "b");
+        named_group({.rank = world.rank(), .size = 2, .ranks = {0, 1}, .communicator = world.group({0, 1})},
+                    world.rank() == 0 ? "a" : "b");
     sum(*own.communicator, at::ones({2}));
   };
   const std::string expected =
@@ -104,7 +104,7 @@ TEST(PartCommunicator, RanksInDifferentPartsDiffer) {
 
 TEST(PartCommunicator, OtherCallsOfTheGroupAreNotOfThePart) {
   const auto other = [](World& world, Communicator& group) {
-    const Group part = of_part(
+    const Group part = named_group(
         {.rank = world.rank(), .size = 2, .ranks = {0, 1}, .communicator = {std::shared_ptr<void>(), &group}},
         layer);
     const at::Tensor x = at::ones({2});
@@ -120,7 +120,7 @@ TEST(PartCommunicator, OtherCallsOfTheGroupAreNotOfThePart) {
 
 TEST(PartCommunicator, AGroupOfOneRankIsAsItWas) {
   const Group alone;
-  EXPECT_EQ(of_part(alone, layer).communicator, alone.communicator);
+  EXPECT_EQ(named_group(alone, layer).communicator, alone.communicator);
 }
 
 }  // namespace

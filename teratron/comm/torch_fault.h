@@ -7,8 +7,8 @@
 
 namespace teratron {
 
-/// Message and exit code of any exception: those of a UserError or Fault; ExitCode::out_of_memory for host or
-/// device memory; else retryable. libtorch's messages come without their stack trace.
+/// Message and exit code of any exception: its own if it is a UserError or Fault; ExitCode::out_of_memory
+/// for host or device memory; else retryable. libtorch's messages come without their stack trace.
 Fault to_fault(const std::exception& error);
 
 }  // namespace teratron

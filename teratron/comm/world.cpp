@@ -8,12 +8,12 @@
 
 #include "teratron/base/log.h"
 #include "teratron/comm/host/process_world.h"
-#include "teratron/comm/single_world.h"
 #include "teratron/comm/host/thread_world.h"
 #include "teratron/comm/nccl/nccl_world.h"
 #include "teratron/comm/rendezvous/agent_store.h"
 #include "teratron/comm/rendezvous/connect_ranks.h"
 #include "teratron/comm/rendezvous/rendezvous.h"
+#include "teratron/comm/single_world.h"
 #include "teratron/comm/transport/mpi_transport.h"
 
 namespace teratron {

@@ -12,7 +12,7 @@
 namespace teratron {
 
 struct WorldOptions {
-  /// Of start-up, and of collectives unless `timeout_after_start` is set.
+  /// For start-up, and for collectives unless `timeout_after_start` is set.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   std::optional<std::chrono::milliseconds> timeout_after_start = {};
   /// This process's GPU; nullopt: ranks compute on CPUs.

@@ -50,7 +50,7 @@ void ParamAndGradBuffer::assign_ranges() {
     const FlatRange range{bucket.begin, bucket.begin + bucket.elements};
     bucket_of_entry_.resize(bucket.end, buckets_.size());
     buckets_.push_back({.range = range,
-                        .group = of_part(replicas_.group, bucket.name),
+                        .group = named_group(replicas_.group, bucket.name),
                         .parameters = bucket.end - bucket.first});
     owned_.push_back(options_.sharded ? slice(range) : range);
   }

@@ -5,11 +5,11 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include "teratron/base/attention_windows.h"
 #include "teratron/base/config/layer_pattern.h"
 #include "teratron/base/strings.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/directory.h"
+#include "teratron/settings/attention_windows.h"
 #include "teratron/settings/checks/validate.h"
 
 namespace teratron {

@@ -110,8 +110,8 @@ void measure(nlohmann::json& report, const ProcessBackend& backend, const std::s
   report[name]["removed"] = file_calls().removed - files.removed;
 }
 
-Record settings() {
-  Record record;
+NamedValues settings() {
+  NamedValues record;
   for (int i = 0; i < 300; ++i) record.emplace_back(fmt::format("a_setting_{}", i), std::to_string(i));
   return record;
 }
@@ -160,7 +160,7 @@ void run(const LaunchEnv& env, const Options& options) {
     nlohmann::json report = {{"rank", env.rank}, {"start", cost({}, backend.traffic(), joined)}};
     report["start"]["cpu"] = cpu_seconds();
     measure(report, backend, "barrier", [&] { ranks.barrier(); });
-    measure(report, backend, "consensus", [&] { compare_records(ranks, settings()); });
+    measure(report, backend, "consensus", [&] { find_differences(ranks, settings()); });
     measure(report, backend, "gather", [&] { ranks.gather_bytes(std::string(256, 'x')); });
     measure(report, backend, "broadcast", [&] { ranks.broadcast_bytes(std::string(256, 'x')); });
     measure(report, backend, "kinds", [&] { union_of(ranks, {"15 6", fmt::format("15 {}", env.rank % 2)}); });

@@ -34,7 +34,7 @@ size_t max_body(Frame::Kind kind) {
   }
 }
 
-/// The code of a job that failed: neither 0 nor that of a run that was stopped.
+/// The exit code of a failed job: neither 0 nor the code of a run that was stopped.
 bool is_failure(int64_t code) {
   if (code < 0 || code > 255) return false;
   switch (static_cast<ExitCode>(code)) {

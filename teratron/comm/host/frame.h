@@ -51,8 +51,8 @@ constexpr size_t kMaxFrameText = size_t{1} << 16;
 /// The bytes that precede the body. Cuts texts that are too long.
 std::vector<std::byte> encode_head(const Frame& frame, size_t body_bytes);
 
-/// Parses a byte stream into frames, whose sizes and numbers are those of a valid one. Control characters in
-/// texts are escaped, except line ends.
+/// Parses a byte stream into frames and checks their sizes and numbers. Control characters in texts are
+/// escaped, except line ends.
 class FrameReader {
  public:
   /// Calls `take` for every frame that these bytes complete. Throws Fault if the stream is malformed.

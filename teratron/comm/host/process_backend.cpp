@@ -235,12 +235,13 @@ StatusReply ProcessBackend::own_status(uint64_t group_id, int64_t calls) const {
 }
 
 void ProcessBackend::reply_status(int64_t to, const Frame& query) {
-  const StatusReply reply = own_status(query.group_id, std::clamp<int64_t>(query.sequence, 1, kMaxCallsInReply));
+  const StatusReply reply =
+      own_status(query.group_id, std::clamp<int64_t>(query.sequence, 1, kMaxCallsInReply));
   const std::string body = status_body(reply);
   post(to, status_frame(query.group_id, reply), std::as_bytes(std::span(body)));
 }
 
-/// The status of this rank, and of those of `ranks` that reply. Ends when no reply has come for some seconds: a
+/// The status of this rank and of the `ranks` that reply. Ends when no reply has come for some seconds: a
 /// slow rank is not taken for a stopped one. Releases the lock meanwhile; other threads may query too.
 ProcessBackend::Replies ProcessBackend::query(Lock& lock, uint64_t group_id,
                                               const std::vector<int64_t>& ranks, int64_t calls) {

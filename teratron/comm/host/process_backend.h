@@ -12,9 +12,9 @@
 // be stopped.
 //
 // Time-outs (timeout_diagnosis.h). The lowest waiting rank diagnoses: it queries the ranks it waits for, and
-// those that these wait for. For a rank that does not answer, it also queries the ranks below in the tree of
-// the group. A rank with a waiting ancestor gives it 8 s first, and as long as it says that it diagnoses. If
-// the ancestor is silent, the rank queries at most 16 peers itself. Total: n queries by one rank, O(1) by each
+// the ranks those wait for. If one does not answer, it also queries the ranks below it in the tree of the
+// group. A rank with a waiting ancestor gives it 8 s first, and longer if it says that it diagnoses. If the
+// ancestor is silent, the rank queries at most 16 peers itself. Total: n queries by one rank, O(1) by each
 // other.
 #pragma once
 
@@ -34,10 +34,10 @@
 #include <vector>
 
 #include "teratron/base/error.h"
-#include "teratron/comm/host/status_reply.h"
-#include "teratron/comm/ranks/flight_recorder.h"
 #include "teratron/comm/host/frame.h"
 #include "teratron/comm/host/host_traffic.h"
+#include "teratron/comm/host/status_reply.h"
+#include "teratron/comm/ranks/flight_recorder.h"
 #include "teratron/comm/ranks/rank_list.h"
 
 namespace teratron {

@@ -139,7 +139,7 @@ class ProcessCommunicator final : public Communicator, public PartRecorder {
 
  private:
   CollectiveFingerprint call_of(std::string operation, const at::Tensor& tensor) const {
-    return of_part(cpu_fingerprint_of(std::move(operation), tensor));
+    return with_part(cpu_fingerprint_of(std::move(operation), tensor));
   }
 
   struct Share {

@@ -28,7 +28,7 @@ class ProcessGroup {
                                      std::span<const ByteSpan> parts);
   /// A further phase of the same collective.
   std::vector<ByteBuffer> continue_all_to_all(std::span<const ByteSpan> parts);
-  // Collectives of bytes along a tree (tree.h); the semantics are those of HostGroup and Communicator.
+  // Collectives of bytes along a tree (comm/ranks/tree.h), with the semantics of HostGroup and Communicator.
   std::vector<std::string> all_gather(const std::string& bytes);
   std::vector<std::string> gather(const std::string& bytes);
   std::string broadcast(const std::string& bytes);

@@ -7,8 +7,8 @@
 namespace teratron {
 namespace {
 
-Record settings(const std::string& odd) {
-  Record record;
+NamedValues settings(const std::string& odd) {
+  NamedValues record;
   for (int i = 0; i < 300; ++i) record.emplace_back(fmt::format("a_setting_{}", i), std::to_string(i));
   record.back().second += odd;
   return record;
@@ -24,10 +24,10 @@ TEST(Scale, MessagesOfAgreementsGrowWithTheNumberOfRanksAndRoundsWithItsLogarith
   expect_sweeps("first_nonempty", 2, [](HostGroup& group) {
     EXPECT_EQ(first_nonempty(group, group.rank() == 7 ? "seven" : ""), "seven");
   });
-  expect_sweeps("compare_records", 3,
-                [](HostGroup& group) { EXPECT_TRUE(compare_records(group, settings("")).empty()); });
-  expect_sweeps("compare_records_that_differ", 4, [](HostGroup& group) {
-    EXPECT_EQ(compare_records(group, settings(group.rank() == 5 ? "!" : "")),
+  expect_sweeps("find_differences", 3,
+                [](HostGroup& group) { EXPECT_TRUE(find_differences(group, settings("")).empty()); });
+  expect_sweeps("find_differences_that_differ", 4, [](HostGroup& group) {
+    EXPECT_EQ(find_differences(group, settings(group.rank() == 5 ? "!" : "")),
               std::vector<std::string>{
                   fmt::format("a_setting_299: ranks 0-4, 6-{} have 299, rank 5 has 299!", group.size() - 1)});
   });

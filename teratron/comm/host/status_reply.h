@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "teratron/comm/ranks/flight_recorder.h"
 #include "teratron/comm/host/frame.h"
+#include "teratron/comm/ranks/flight_recorder.h"
 
 namespace teratron {
 
@@ -23,9 +23,9 @@ struct StatusReply {
   bool diagnoses = false;             // its own wait in this group has timed out
 };
 
-constexpr size_t kMaxAwaited = 8;            // ranks in `for_ranks`
-constexpr int64_t kMaxCallsInReply = 1024;   // fingerprints in `trace`
-constexpr size_t kQueriedAtOnce = 64;        // ranks whose replies are awaited together
+constexpr size_t kMaxAwaited = 8;           // ranks in `for_ranks`
+constexpr int64_t kMaxCallsInReply = 1024;  // fingerprints in `trace`
+constexpr size_t kQueriedAtOnce = 64;       // ranks whose replies are awaited together
 
 /// A frame of kind status_reply without its body, and the body.
 Frame status_frame(uint64_t group_id, const StatusReply& reply);

@@ -152,7 +152,7 @@ class ThreadCommunicator final : public Communicator, public PartRecorder {
 
  private:
   CollectiveFingerprint call_of(std::string operation, const at::Tensor& tensor) const {
-    return of_part(cpu_fingerprint_of(std::move(operation), tensor));
+    return with_part(cpu_fingerprint_of(std::move(operation), tensor));
   }
 
   Work collective(CollectiveFingerprint fingerprint, const at::Tensor& input, const at::Tensor& output,

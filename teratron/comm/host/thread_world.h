@@ -18,7 +18,7 @@ struct ThreadOptions {
 /// all groups are aborted, all threads are joined and the first exception is rethrown.
 void run_ranks(int64_t ranks, const std::function<void(World&)>& body, ThreadOptions threads = {});
 
-/// The same with a Mesh; dp defaults to 1.
+/// Gives `body` a Mesh over these ranks; dp defaults to 1.
 void run_ranks(MeshOptions options, const std::function<void(const Mesh&)>& body, ThreadOptions threads = {});
 
 }  // namespace teratron

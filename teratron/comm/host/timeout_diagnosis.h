@@ -43,7 +43,7 @@ class TimeoutDiagnosis {
   ProcessBackend::Lock& lock_;
   const ProcessBackend::WaitCondition& wait_;
   const std::multiset<uint64_t>::iterator here_;  // in the backend's list
-  Replies replies_;                               // in the group of the wait; a silent rank's trace has rank -1
+  Replies replies_;  // in the group of the wait; a silent rank's trace has rank -1
 };
 
 }  // namespace teratron

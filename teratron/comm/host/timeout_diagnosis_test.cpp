@@ -100,14 +100,14 @@ std::vector<Case> cases() {
                                    std::pair<std::string, Wait>{"for all", wait_for_all}}) {
     all.push_back({"a machine, " + name, 64, successive(16, 8), wait});
     all.push_back({"half of the ranks, " + name, 64, successive(32, 32), wait});
-    // Those below it have no other ancestor that could ask.
+    // The ranks below it have no other ancestor that could ask.
     all.push_back({"the machine of rank 0, " + name, 64, successive(0, 8), wait});
     all.push_back({"one of four, " + name, 4, {2}, wait});
   }
   return all;
 }
 
-/// In all: per rank a handful of messages to an ancestor and with the failure, and those of the diagnosis.
+/// In all: per rank a handful of messages to an ancestor and with the failure, and the diagnosis.
 void expect_bounded(const Case& tested, const Outcome& outcome) {
   testing::Test::RecordProperty(tested.name, fmt::format("{} messages, {} of a rank, {:.1f} s",
                                                          outcome.messages, outcome.most, outcome.seconds));

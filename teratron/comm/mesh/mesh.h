@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "teratron/comm/communicator.h"
-#include "teratron/comm/ranks/rank_list.h"
 #include "teratron/comm/mesh/rank_grid.h"
+#include "teratron/comm/ranks/rank_list.h"
 
 namespace teratron {
 

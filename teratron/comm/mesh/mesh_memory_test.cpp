@@ -12,7 +12,7 @@
 namespace teratron {
 namespace {
 
-/// Of a job of which there is only this rank.
+/// For a job of which only this rank exists.
 class LonelyTransport final : public Transport {
  public:
   LonelyTransport(int64_t rank, int64_t size) : rank_(rank), size_(size) {}

@@ -21,9 +21,9 @@ class CopyEngineReduceScatter {
   /// Pushes in pieces of push_window_bytes, through two windows in turn, which are kept.
   ncclResult_t reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                               const c10::cuda::CUDAStream& stream);
-  /// The same for an input that is still to be computed: `produce_part` is called before a part is read; it
-  /// computes it on the caller's current stream and makes `stream` wait for it. Receives into a window of the
-  /// input's size, which is free again afterwards.
+  /// reduce_scatter() of an input that is still to be computed. `produce_part` is called before a part is
+  /// read; it computes it on the caller's current stream and makes `stream` wait for it. Receives into a
+  /// window of the input's size, which is free again afterwards.
   ncclResult_t reduce_scatter_produced(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                                        const c10::cuda::CUDAStream& stream,
                                        const std::function<void(int64_t part)>& produce_part);

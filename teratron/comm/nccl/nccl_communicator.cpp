@@ -212,7 +212,7 @@ Work NcclCommunicator::shift(std::vector<ShiftOp> ops) {
   }
   // Ranks may send different sizes.
   const CollectiveFingerprint fingerprint =
-      of_part({.operation = fmt::format("shift by {}", fmt::join(distances, ", "))});
+      with_part({.operation = fmt::format("shift by {}", fmt::join(distances, ", "))});
   const auto enqueue = [&](ncclComm_t, cudaStream_t) {
     engines->shift(ops);
     return ncclSuccess;
@@ -290,7 +290,7 @@ Work NcclCommunicator::batch_isend_irecv(std::vector<P2POp> ops) {
     const auto enqueue = [&](ncclComm_t comm, cudaStream_t stream) {
       return enqueue_p2p(op, op.send ? 1 : 0, comm, stream);
     };
-    events.push_back(issue(link, {.fingerprint = of_part(p2p_fingerprint(op))}, enqueue));
+    events.push_back(issue(link, {.fingerprint = with_part(p2p_fingerprint(op))}, enqueue));
   }
   if (!others.empty()) {
     // In one NCCL group: separately, a send could wait for a receive behind it.
@@ -301,7 +301,8 @@ Work NcclCommunicator::batch_isend_irecv(std::vector<P2POp> ops) {
       }
       return ncclGroupEnd();
     };
-    events.push_back(issue(*group_comm_, {.fingerprint = of_part(p2p_fingerprint(others.front()))}, enqueue));
+    events.push_back(
+        issue(*group_comm_, {.fingerprint = with_part(p2p_fingerprint(others.front()))}, enqueue));
   }
   return Work([events, backend = backend_, keep = std::move(ops)] {
     backend->check();
@@ -337,7 +338,7 @@ void NcclCommunicator::set_part(const std::string& part) {
 void NcclCommunicator::watch_replay(const std::string& operation) {
   backend_->check();
   const Lock lock = lock_open();
-  const CollectiveFingerprint fingerprint = of_part({.operation = operation});
+  const CollectiveFingerprint fingerprint = with_part({.operation = operation});
   auto done = std::make_shared<c10::cuda::CUDAEvent>();
   done->record(c10::cuda::getCurrentCUDAStream());
   const int64_t sequence = group_->record(fingerprint);
@@ -345,7 +346,7 @@ void NcclCommunicator::watch_replay(const std::string& operation) {
 }
 
 CollectiveFingerprint NcclCommunicator::call_of(std::string operation, const at::Tensor& tensor) const {
-  return of_part(fingerprint_of(std::move(operation), tensor));
+  return with_part(fingerprint_of(std::move(operation), tensor));
 }
 
 void NcclCommunicator::barrier() {

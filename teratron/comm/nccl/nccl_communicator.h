@@ -18,11 +18,11 @@
 
 namespace teratron {
 
-/// Collectives run on the group's communicator, in order. Messages between neighbours in the ring of ranks run
-/// on links of two ranks (nccl_links.h), so that no message waits for another one; messages between other
-/// ranks run on the group's communicator. All are created at the first collective or message, which all ranks
-/// of the group must issue. In a group of two ranks, as pipeline links are, a direction is opened by the first
-/// batch that uses it: such ranks must not first send to each other in separate batches.
+/// Collectives run on the group's communicator, in order. Messages between neighbours in the ring of ranks
+/// run on links (nccl_links.h), so that no message waits for another one. Messages between other ranks run on
+/// the group's communicator. All are created at the first collective or message, which all ranks of the group
+/// must issue. In a group of two ranks, as pipeline links are, a direction is opened by the first batch that
+/// uses it: such ranks must not first send to each other in separate batches.
 class NcclCommunicator final : public Communicator, public PartRecorder {
  public:
   NcclCommunicator(std::shared_ptr<ProcessBackend> backend, const std::vector<int64_t>& ranks);

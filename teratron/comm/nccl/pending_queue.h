@@ -21,8 +21,7 @@ struct PendingWork {
   std::shared_ptr<c10::cuda::CUDAEvent> done = nullptr;  // null while NCCL is being called
 };
 
-/// Work that the GPU has not completed, oldest first. Threads may call it at the same time: the watchdog reads
-/// what others add.
+/// Work that the GPU has not completed, oldest first. Thread-safe: the watchdog reads what other threads add.
 class PendingQueue {
  public:
   /// The reference is valid until the work has completed or clear() is called.
@@ -30,8 +29,8 @@ class PendingQueue {
   void set_done(PendingWork& work, std::shared_ptr<c10::cuda::CUDAEvent> done);
   /// The oldest work, which may have completed. Does not call CUDA.
   std::optional<PendingWork> front();
-  /// The oldest work that has not completed. Queries events, which may block while another thread is in a CUDA
-  /// call.
+  /// The oldest work that has not completed. Queries events, which may block while another thread is in a
+  /// CUDA call.
   std::optional<PendingWork> oldest_incomplete();
   /// When the query began that oldest_incomplete() is in now; nullopt: it is in none.
   std::optional<std::chrono::steady_clock::time_point> query_since() const;

@@ -15,8 +15,8 @@ class StreamBarrier {
  public:
   /// Collective. `memory` must be available.
   StreamBarrier(SymmetricMemory& memory, int64_t rank, int64_t size);
-  /// Makes `stream` wait until those of all ranks have reached this point. What follows sees what the ranks
-  /// copied before. All calls must be on the same stream.
+  /// Makes `stream` wait until the streams of all ranks have reached this point. What follows sees what the
+  /// ranks copied before. All calls must be on the same stream.
   void wait_for_all(cudaStream_t stream);
 
  private:

@@ -85,7 +85,7 @@ struct SymmetricMemory::Window {
 };
 
 struct SymmetricMemory::State {
-  // Of libtorch's caching allocator, so that memory statistics include windows and cached memory is freed for
+  // A pool of libtorch's caching allocator: memory statistics include windows, and cached memory is freed for
   // them.
   at::cuda::MemPool pool{
       torch::cuda::CUDAPluggableAllocator::createCustomAllocator(allocate_segment, free_segment),

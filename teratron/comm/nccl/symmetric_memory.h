@@ -30,7 +30,7 @@ class SymmetricMemory {
   /// A tensor in a window, for the current stream. Ranks must allocate the same sizes, and free them, in the
   /// same order, so that all of them get the same window.
   at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options);
-  /// The same, collective: when it returns, all ranks' tensors are zero.
+  /// A tensor as from empty(). Collective: when it returns, all ranks' tensors are zero.
   at::Tensor zeros(at::IntArrayRef sizes, const at::TensorOptions& options);
   /// Address of the corresponding tensor of `rank`, as mapped on this GPU.
   std::byte* peer_ptr(const at::Tensor& tensor, int64_t rank) const;

@@ -25,7 +25,7 @@ std::string gather_up_tree(BytePeers& peers, const std::string& bytes);
 std::vector<std::string> unpack_gathered(const std::string& packed, int64_t size);
 std::string pack_bytes(const std::vector<std::string>& parts);
 
-/// The bytes of some ranks as one: those of `lower` ranks and those of the next ones.
+/// Merges the bytes of some ranks (`lower`) with those of the next ones.
 using MergeBytes = std::function<std::string(const std::string& lower, const std::string& higher)>;
 /// The bytes of this rank and of all below it, merged in rank order; sent to the parent too. What ranks hold
 /// does not grow with their number if what is merged does not.
@@ -36,7 +36,7 @@ std::string broadcast_down_tree(BytePeers& peers, const std::string& bytes);
 /// Returns after all ranks have called it.
 void tree_barrier(BytePeers& peers);
 
-/// The three above for a group whose collectives consist of its messages.
+/// gather_bytes() and all_gather_bytes() for a group whose collectives consist of its messages.
 std::vector<std::string> tree_gather(BytePeers& peers, const std::string& bytes);
 std::vector<std::string> tree_all_gather(BytePeers& peers, const std::string& bytes);
 

@@ -132,7 +132,7 @@ TEST(Rendezvous, AnAddressThatDropsPacketsIsGivenUpInTime) {
       << fault;
 }
 
-/// Of ranks that met: rank 0 has the texts of all, others that of their parent.
+/// When ranks have met, rank 0 has the texts of all, and the others their parent's.
 void expect_met(const std::vector<std::string>& results) {
   std::string all;
   for (size_t rank = 0; rank < results.size(); ++rank) all += fmt::format("i am {}; ", rank);

@@ -54,7 +54,7 @@ SocketAddress AddressTable::at(int64_t rank) const {
   return {.address = run->address, .port = ports_[rank]};
 }
 
-/// Of each run: how many ranks, the length of their address, the address, and their ports.
+/// For each run: how many ranks, the length of their address, the address, and their ports.
 std::string AddressTable::encode() const {
   std::string bytes;
   int64_t rank = 0;

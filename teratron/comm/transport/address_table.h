@@ -13,7 +13,7 @@ namespace teratron {
 
 class AddressTable {
  public:
-  /// Of the next rank, from 0 on.
+  /// Adds the next rank, from 0 on.
   void add(const SocketAddress& address);
   int64_t size() const { return std::ssize(ports_); }
   SocketAddress at(int64_t rank) const;

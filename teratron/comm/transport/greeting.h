@@ -37,7 +37,7 @@ class Call {
  public:
   enum class Answer : uint8_t {
     greeted,
-    nothing,       // the connection was closed, or the answer is not that of a rank
+    nothing,       // the connection was closed, or no rank answered
     other_secret,  // a rank answered, of a job with another secret
   };
   Call(FileDescriptor connection, const Greeting& greeting, std::string key);

@@ -41,7 +41,7 @@ std::string numeric_name(const sockaddr* address, socklen_t length) {
   return error == 0 ? name.data() : "";
 }
 
-/// Of one end of a connection.
+/// The numeric address of one end of a connection.
 std::string address_by(decltype(&getsockname) get_name, const FileDescriptor& connection) {
   sockaddr_storage storage{};
   socklen_t length = sizeof(storage);

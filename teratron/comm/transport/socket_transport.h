@@ -1,5 +1,5 @@
-// Transport over TCP. Neighbours in the tree of ranks (ranks/tree.h) are connected from the start, other ranks
-// when one sends to the other. The kernel closes the connections of a process that dies, so that its
+// Transport over TCP. Neighbours in the tree of ranks (ranks/tree.h) are connected from the start, other
+// ranks when one sends to the other. The kernel closes the connections of a process that dies, so that its
 // neighbours notice immediately.
 #pragma once
 
@@ -47,7 +47,8 @@ std::string peer_address(const FileDescriptor& connection);
 /// Blocking.
 FileDescriptor connect_to(const std::string& address, int port, SteadyTime deadline);
 
-/// The same without waiting: the connection is writable when it is there or has failed. Nonblocking.
+/// Starts connecting and does not wait. The nonblocking descriptor is writable when the connection is there
+/// or has failed.
 FileDescriptor begin_connecting(const std::string& address, int port);
 
 /// Waits until a connection is ready for `events` (of poll()) or has ended; false at the deadline.

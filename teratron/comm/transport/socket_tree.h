@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "teratron/comm/transport/greeting.h"
 #include "teratron/comm/transport/address_table.h"
+#include "teratron/comm/transport/greeting.h"
 #include "teratron/comm/transport/socket_transport.h"
 
 namespace teratron {

@@ -6,8 +6,8 @@
 
 #include <fmt/ranges.h>
 
-#include "teratron/base/attention_windows.h"
 #include "teratron/base/error.h"
+#include "teratron/settings/attention_windows.h"
 
 namespace teratron::gpt_hf_keys {
 

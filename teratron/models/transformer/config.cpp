@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <numeric>
 
-#include "teratron/base/attention_windows.h"
 #include "teratron/base/config/layer_pattern.h"
 #include "teratron/base/error.h"
 #include "teratron/settings/arguments.h"
+#include "teratron/settings/attention_windows.h"
 
 namespace teratron {
 

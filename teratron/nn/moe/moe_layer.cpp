@@ -19,9 +19,9 @@ bool replicates_tokens(const TensorParallel& parallel) {
 ExpertParallel expert_groups(const std::string& layer, TokenDispatch dispatch, const TensorParallel& parallel,
                              const Mesh& mesh) {
   const bool replicated = dispatch != TokenDispatch::none && replicates_tokens(parallel);
-  return {.experts = of_part(mesh.group(Axis::ep), layer),
-          .tensor = of_part(replicated ? parallel.group : mesh.group(Axis::etp), layer),
-          .both = of_part(mesh.group({Axis::ep, Axis::etp}), layer)};
+  return {.experts = named_group(mesh.group(Axis::ep), layer),
+          .tensor = named_group(replicated ? parallel.group : mesh.group(Axis::etp), layer),
+          .both = named_group(mesh.group({Axis::ep, Axis::etp}), layer)};
 }
 
 // To which the tokens of this rank's group along `axes` belong.

@@ -57,9 +57,9 @@ Router::Router(const Scope& scope, const RouterOptions& options, const TensorPar
     : options_(options),
       name_(scope.prefix()),
       parallel_(parallel),
-      shards_(of_part(parallel.sequence_parallel ? mesh.group({Axis::tp, Axis::cp}) : mesh.group(Axis::cp),
-                      name_)),
-      data_parallel_(of_part(mesh.data_parallel(), name_)),
+      shards_(named_group(
+          parallel.sequence_parallel ? mesh.group({Axis::tp, Axis::cp}) : mesh.group(Axis::cp), name_)),
+      data_parallel_(named_group(mesh.data_parallel(), name_)),
       weight_(scope.parameter("weight", {.shard = Shard::replicated({options.experts, options.hidden}),
                                          .init = options.init,
                                          .grad_sum = parallel.grad_sum()})) {

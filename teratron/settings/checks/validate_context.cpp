@@ -1,7 +1,7 @@
 // Context parallelism: what each kind of communication needs.
 #include <algorithm>
 
-#include "teratron/base/attention_windows.h"
+#include "teratron/settings/attention_windows.h"
 #include "teratron/settings/checks/validate.h"
 
 namespace teratron {

@@ -1,7 +1,7 @@
 // Model sizes, and what a layer computes and saves for backward.
 #include <algorithm>
 
-#include "teratron/base/attention_windows.h"
+#include "teratron/settings/attention_windows.h"
 #include "teratron/settings/checks/validate.h"
 
 namespace teratron {

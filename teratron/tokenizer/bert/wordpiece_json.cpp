@@ -123,7 +123,7 @@ Json post_processor_json(const WordPieceConfig& config) {
            {{"[CLS]", entry("[CLS]", *config.special.cls)}, {"[SEP]", entry("[SEP]", *config.special.sep)}}}};
 }
 
-/// Of equal tokens only the last, whose id counts. In the order of the ids.
+/// In the order of the ids. Among equal tokens only the last one, whose id counts.
 Json vocab_json(const WordPieceVocabulary& vocabulary) {
   std::unordered_map<std::string_view, int32_t> ids;
   for (const auto& [token, id] : vocabulary.tokens) ids.insert_or_assign(token, id);

@@ -1,7 +1,7 @@
 // Common part of the byte-level BPE tokenizers (GPT-2, tokenizer.json, tiktoken).
 //
-// Encoding, as in Hugging Face tokenizers: added tokens are extracted from the text; the rest is normalized,
-// pre-tokenized into words and encoded by the BPE model; prefix and suffix are the special tokens of the
+// Encoding, as in Hugging Face tokenizers: added tokens are extracted from the text. The rest is normalized,
+// pre-tokenized into words and encoded by the BPE model. Prefix and suffix are the special tokens of the
 // post-processor.
 #pragma once
 

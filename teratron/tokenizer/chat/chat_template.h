@@ -13,8 +13,8 @@
 //   nemotron-nano-v2    the same; answers end with <SPECIAL_12>\n, and /think and /no_think are left out
 //   identity            the contents as they are
 //
-// The texts equal those of transformers' apply_chat_template(). One implementation for the server and for
-// finetuning.
+// The texts equal the results of transformers' apply_chat_template(). One implementation for the server and
+// for finetuning.
 #pragma once
 
 #include <cstdint>
@@ -44,14 +44,14 @@ struct ChatMarks {
   std::string bos, eos;
 };
 
-/// Those of a tokenizer; empty where it has none or hides them.
+/// Empty where the tokenizer has none or hides them.
 ChatMarks marks_of(const Tokenizer& tokenizer);
 
 class ChatTemplate {
  public:
   /// UserError(config) with the list of names.
   static ChatTemplate find(std::string_view name);
-  /// Of a Jinja template: one of the known texts, whatever its white space.
+  /// The template whose Jinja text this is, whatever its white space.
   static std::optional<ChatTemplate> of_jinja(std::string_view jinja);
   static std::vector<std::string> names();
 
@@ -66,7 +66,7 @@ class ChatTemplate {
   std::string text(const std::vector<ChatMessage>& messages, bool asks) const;
   /// The ids of a conversation that asks for an answer; begin with one BOS at most.
   std::vector<int32_t> encode(const std::vector<ChatMessage>& messages, const Tokenizer& tokenizer) const;
-  /// Tokens that end an answer: those of the vocabulary that are one token.
+  /// Texts that end an answer and are one token of the vocabulary.
   std::vector<int32_t> end_tokens(const Tokenizer& tokenizer) const;
 
  private:

@@ -23,7 +23,7 @@ class JsonFields {
   [[noreturn]] void unsupported(std::string_view part, std::string_view type) const;
 
   Object object(Element value, std::string_view name) const;
-  /// The same without the check that no key appears twice, for large objects that are checked elsewhere.
+  /// object() without the check that no key appears twice, for large objects that are checked elsewhere.
   Object large_object(Element value, std::string_view name) const;
   /// nullopt if missing or null.
   static std::optional<Element> field(Object from, std::string_view key);

@@ -62,7 +62,7 @@ class NormalizedString {
 /// Alignments as in Hugging Face tokenizers: a composed character is aligned to the first of its parts, all
 /// parts of a decomposed one to it; reordered marks keep the order of the alignments.
 NormalizedString normalize(NormalizedView text, const unicode::Normalization& normalization);
-/// The same by the changes.
+/// Applies the changes that a normalization makes.
 NormalizedString apply_changes(NormalizedView text, const std::vector<unicode::Change>& changes);
 
 /// Calls emit(id, text) for the tokens of an encoded word; model.covered_bytes(id, rest) is the length of a

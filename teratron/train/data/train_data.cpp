@@ -38,10 +38,10 @@ std::string described(const Dataset* dataset, const BatchSchema& schema) {
 // Collective.
 void check_same_data(const Splits* mine, const BatchSchema& schema, HostGroup& ranks) {
   if (ranks.size() == 1) return;
-  Record record;
+  NamedValues record;
   for (size_t split = 0; mine && split < kSplitNames.size(); ++split)
     record.emplace_back(kSplitNames[split], described((*mine)[split].get(), schema));
-  const std::vector<std::string> differences = compare_records(ranks, record);
+  const std::vector<std::string> differences = find_differences(ranks, record);
   if (differences.empty()) return;
   throw config_error({.what = fmt::format("the ranks read different data; {}", fmt::join(differences, "; ")),
                       .where = "ranks",

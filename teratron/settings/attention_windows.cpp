@@ -1,4 +1,4 @@
-#include "teratron/base/attention_windows.h"
+#include "teratron/settings/attention_windows.h"
 
 #include <algorithm>
 #include <charconv>
