@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4) and HMAC-SHA256 (RFC 2104), to authenticate short messages between ranks. Checkpoints
+// SHA-256 and HMAC-SHA256 of OpenSSL's libcrypto, to authenticate short messages between ranks. Checkpoints
 // use the faster base/hash.h.
 #pragma once
 

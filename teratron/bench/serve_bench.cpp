@@ -8,6 +8,7 @@
 #include "teratron/models/precision.h"
 #include "teratron/serve/run_server.h"
 #include "teratron/settings/component_options.h"
+#include "teratron/tokenizer/build_tokenizer.h"
 #include "teratron/tokenizer/null_tokenizer.h"
 #include "teratron/train/engine/engine_options.h"
 

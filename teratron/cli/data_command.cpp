@@ -20,7 +20,7 @@
 #include "teratron/data/indexed/indexed_dataset_builder.h"
 #include "teratron/models/gpt/data/gpt_index.h"
 #include "teratron/models/masked_data/masked_dataset.h"
-#include "teratron/tokenizer/tokenizer.h"
+#include "teratron/tokenizer/build_tokenizer.h"
 
 namespace teratron {
 namespace {

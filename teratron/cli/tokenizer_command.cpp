@@ -15,7 +15,7 @@
 #include "teratron/cli/tokenizer/chat_command.h"
 #include "teratron/cli/tokenizer_flags.h"
 #include "teratron/tokenizer/bpe/bpe_trainer.h"
-#include "teratron/tokenizer/tokenizer.h"
+#include "teratron/tokenizer/build_tokenizer.h"
 
 namespace teratron {
 namespace {

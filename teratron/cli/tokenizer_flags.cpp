@@ -2,7 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "teratron/tokenizer/tokenizer.h"
+#include "teratron/tokenizer/build_tokenizer.h"
 
 namespace teratron {
 

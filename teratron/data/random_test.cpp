@@ -24,10 +24,6 @@ std::vector<int32_t> shuffled(uint32_t seed, int32_t n) {
   return values;
 }
 
-TEST(Sha256, KnownAnswer) {
-  EXPECT_EQ(testing::sha256("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-}
-
 TEST(NumpyRandom, MatchesNumpy) {
   const std::vector<double> thirds = {1.0, 1.0 / 2, 1.0 / 3};
   for (const json& c : testing::read_json(fixture("rng/numpy_randomstate.json"))) {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "teratron/hf/tokenizer_files.h"
-#include "teratron/tokenizer/tokenizer.h"
+#include "teratron/tokenizer/build_tokenizer.h"
 
 namespace teratron {
 

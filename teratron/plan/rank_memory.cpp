@@ -11,6 +11,7 @@
 #include "teratron/optim/param_and_grad_buffer.h"
 #include "teratron/plan/operator_costs.h"
 #include "teratron/settings/component_options.h"
+#include "teratron/tokenizer/build_tokenizer.h"
 
 namespace teratron {
 

@@ -7,7 +7,7 @@
 #include "teratron/pipeline/pipeline_layout.h"
 #include "teratron/pipeline/schedule.h"
 #include "teratron/settings/arguments.h"
-#include "teratron/tokenizer/tokenizer.h"
+#include "teratron/tokenizer/build_tokenizer.h"
 
 namespace teratron {
 

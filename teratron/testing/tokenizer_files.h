@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "teratron/base/error.h"
-#include "teratron/tokenizer/tokenizer.h"
+#include "teratron/tokenizer/build_tokenizer.h"
 
 namespace teratron::testing {
 

@@ -12,6 +12,7 @@
 #include "teratron/device/device.h"
 #include "teratron/plan/flops.h"
 #include "teratron/settings/component_options.h"
+#include "teratron/tokenizer/build_tokenizer.h"
 #include "teratron/train/checkpoint/start.h"
 #include "teratron/train/engine/engine_options.h"
 #include "teratron/train/setup_lines.h"

@@ -2,7 +2,7 @@
 #include "tests/fuzz/scratch.h"
 
 #include "teratron/base/error.h"
-#include "teratron/tokenizer/hf/tokenizer_json.h"
+#include "teratron/tokenizer/tokenizer_json.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const teratron::fuzz::Scratch scratch;

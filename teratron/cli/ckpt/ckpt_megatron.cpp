@@ -15,7 +15,7 @@
 #include "teratron/megatron/structure.h"
 #include "teratron/settings/arguments.h"
 #include "teratron/settings/component_options.h"
-#include "teratron/tokenizer/tokenizer.h"
+#include "teratron/tokenizer/build_tokenizer.h"
 
 namespace teratron {
 

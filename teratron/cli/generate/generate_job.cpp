@@ -3,6 +3,7 @@
 #include "teratron/generate/texts.h"
 #include "teratron/models/precision.h"
 #include "teratron/settings/component_options.h"
+#include "teratron/tokenizer/build_tokenizer.h"
 #include "teratron/train/engine/engine_options.h"
 
 namespace teratron {

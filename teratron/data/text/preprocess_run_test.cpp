@@ -8,7 +8,7 @@
 #include "teratron/data/indexed/indexed_dataset.h"
 #include "teratron/data/text/preprocess.h"
 #include "teratron/testing/fixtures.h"
-#include "teratron/tokenizer/tokenizer.h"
+#include "teratron/tokenizer/build_tokenizer.h"
 
 namespace teratron {
 namespace {

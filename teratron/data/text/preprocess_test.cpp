@@ -14,7 +14,7 @@
 #include "teratron/data/text/line_reader.h"
 #include "teratron/data/text/punkt.h"
 #include "teratron/testing/fixtures.h"
-#include "teratron/tokenizer/tokenizer.h"
+#include "teratron/tokenizer/build_tokenizer.h"
 
 namespace teratron {
 namespace {

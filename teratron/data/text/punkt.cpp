@@ -13,7 +13,7 @@
 #include "teratron/base/file.h"
 #include "teratron/base/strings.h"
 #include "teratron/data/text/punkt_english.h"
-#include "teratron/tokenizer/bpe/regex_split.h"
+#include "teratron/tokenizer/text/regex_split.h"
 #include "teratron/tokenizer/unicode/unicode.h"
 
 namespace teratron {

@@ -7,6 +7,7 @@
 #include "teratron/models/gpt/sft/sft_dataset.h"
 #include "teratron/models/transformer/expert_metrics.h"
 #include "teratron/settings/component_options.h"
+#include "teratron/tokenizer/build_tokenizer.h"
 
 namespace teratron {
 

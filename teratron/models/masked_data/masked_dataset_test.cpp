@@ -10,7 +10,7 @@
 #include "teratron/models/bert/data/bert_dataset.h"
 #include "teratron/models/t5/data/t5_dataset.h"
 #include "teratron/testing/fixtures.h"
-#include "teratron/tokenizer/tokenizer.h"
+#include "teratron/tokenizer/build_tokenizer.h"
 
 namespace teratron {
 namespace {

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include "teratron/tokenizer/build_tokenizer.h"
+
 namespace teratron {
 namespace {
 

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "teratron/tokenizer/bpe/regex_split.h"
+#include "teratron/tokenizer/text/regex_split.h"
 
 namespace teratron {
 

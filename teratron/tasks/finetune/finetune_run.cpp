@@ -10,6 +10,7 @@
 #include "teratron/generate/json/request_json.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/tasks/finetune/task_scores.h"
+#include "teratron/tokenizer/build_tokenizer.h"
 #include "teratron/train/loop/train_loop.h"
 
 namespace teratron {

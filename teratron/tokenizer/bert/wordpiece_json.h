@@ -9,7 +9,7 @@
 
 namespace teratron {
 
-/// `top`: the whole file; the other arguments: tokenizer/hf/tokenizer_json.h. Special tokens that `names`
+/// `top`: the whole file; the other arguments: tokenizer/tokenizer_json.h. Special tokens that `names`
 /// lacks are BERT's: [CLS], [SEP], [PAD], [MASK]. UserError(data): missing fields or wrong types, unsupported
 /// parts, parts that contradict each other.
 WordPieceConfig read_wordpiece_json(const JsonFields& json, JsonFields::Object top, SpecialTokensMap names,

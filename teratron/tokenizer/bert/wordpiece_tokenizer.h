@@ -7,7 +7,7 @@
 
 #include "teratron/tokenizer/bert/bert_normalizer.h"
 #include "teratron/tokenizer/bert/wordpiece.h"
-#include "teratron/tokenizer/bpe/added_vocabulary.h"
+#include "teratron/tokenizer/text/added_vocabulary.h"
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {

@@ -11,12 +11,12 @@
 #include <unordered_map>
 #include <vector>
 
-#include "teratron/tokenizer/bpe/added_vocabulary.h"
 #include "teratron/tokenizer/bpe/bpe_model.h"
 #include "teratron/tokenizer/bpe/pre_tokenizer.h"
-#include "teratron/tokenizer/bpe/regex_split.h"
 #include "teratron/tokenizer/bpe/word_cache.h"
 #include "teratron/tokenizer/hf/special_tokens.h"
+#include "teratron/tokenizer/text/added_vocabulary.h"
+#include "teratron/tokenizer/text/regex_split.h"
 #include "teratron/tokenizer/tokenizer.h"
 #include "teratron/tokenizer/unicode/normalized_string.h"
 

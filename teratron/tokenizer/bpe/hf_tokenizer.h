@@ -7,7 +7,7 @@ namespace teratron {
 
 class HuggingFaceTokenizer : public ByteLevelTokenizer {
  public:
-  /// UserError(data) if the parts are inconsistent. The other arguments: tokenizer/hf/tokenizer_json.h.
+  /// UserError(data) if the parts are inconsistent. The other arguments: tokenizer/tokenizer_json.h.
   HuggingFaceTokenizer(BpeJson json, const SpecialTokensMap& special, bool add_special_tokens);
 };
 

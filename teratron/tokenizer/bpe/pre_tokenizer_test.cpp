@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "teratron/tokenizer/bpe/regex_split.h"
+#include "teratron/tokenizer/text/regex_split.h"
 
 namespace teratron {
 namespace {

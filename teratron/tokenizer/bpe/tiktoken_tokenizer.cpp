@@ -11,6 +11,7 @@
 #include "teratron/tokenizer/bpe/vocab_files.h"
 #include "teratron/tokenizer/hf/exported_json.h"
 #include "teratron/tokenizer/json_problem.h"
+#include "teratron/tokenizer/text/text_file.h"
 
 namespace teratron {
 namespace {

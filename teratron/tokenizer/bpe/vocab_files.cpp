@@ -3,9 +3,8 @@
 #include <simdjson.h>
 
 #include "teratron/base/error.h"
-#include "teratron/base/file.h"
 #include "teratron/tokenizer/json_problem.h"
-#include "teratron/tokenizer/unicode/unicode.h"
+#include "teratron/tokenizer/text/text_file.h"
 
 namespace teratron {
 namespace {
@@ -34,24 +33,6 @@ std::vector<std::pair<std::string, int32_t>> read_vocab(const std::string& path)
 }
 
 }  // namespace
-
-std::string read_text_file(const std::string& path) {
-  std::string text = read_text(path, {.kind = ExitCode::data});
-  if (!unicode::is_valid(text)) throw data_error({.what = "is not valid UTF-8", .where = path});
-  return text;
-}
-
-std::vector<std::string_view> split_lines(std::string_view text) {
-  std::vector<std::string_view> lines;
-  while (!text.empty()) {
-    const size_t newline = text.find('\n');
-    std::string_view line = text.substr(0, newline);
-    text.remove_prefix(newline == std::string_view::npos ? text.size() : newline + 1);
-    if (line.ends_with('\r')) line.remove_suffix(1);
-    lines.push_back(line);
-  }
-  return lines;
-}
 
 std::pair<std::string, std::string> parse_merge(std::string_view line, const std::string& where) {
   const size_t space = line.find(' ');

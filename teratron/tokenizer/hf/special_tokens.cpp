@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/error.h"
-#include "teratron/tokenizer/bpe/vocab_files.h"
+#include "teratron/tokenizer/text/text_file.h"
 
 namespace teratron {
 namespace {

@@ -8,8 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "teratron/tokenizer/bpe/added_vocabulary.h"
 #include "teratron/tokenizer/hf/json_fields.h"
+#include "teratron/tokenizer/text/added_vocabulary.h"
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {

@@ -6,7 +6,7 @@
 #include <variant>
 #include <vector>
 
-#include "teratron/tokenizer/bpe/regex_split.h"
+#include "teratron/tokenizer/text/regex_split.h"
 
 namespace teratron {
 

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "teratron/tokenizer/sentencepiece/byte_trie.h"
+#include "teratron/tokenizer/text/byte_trie.h"
 
 namespace teratron {
 

@@ -8,8 +8,8 @@
 #include <variant>
 #include <vector>
 
-#include "teratron/tokenizer/bpe/regex_split.h"
 #include "teratron/tokenizer/sentencepiece/sentencepiece_normalizer.h"
+#include "teratron/tokenizer/text/regex_split.h"
 #include "teratron/tokenizer/unicode/normalized_string.h"
 
 namespace teratron {

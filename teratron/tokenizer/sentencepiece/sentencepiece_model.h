@@ -17,9 +17,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "teratron/tokenizer/sentencepiece/byte_trie.h"
 #include "teratron/tokenizer/sentencepiece/sentencepiece_file.h"
 #include "teratron/tokenizer/sentencepiece/sentencepiece_normalizer.h"
+#include "teratron/tokenizer/text/byte_trie.h"
 
 namespace teratron {
 

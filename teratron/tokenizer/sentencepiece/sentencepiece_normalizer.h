@@ -6,39 +6,14 @@
 #include <string_view>
 #include <vector>
 
-#include "teratron/tokenizer/sentencepiece/byte_trie.h"
 #include "teratron/tokenizer/sentencepiece/sentencepiece_file.h"
+#include "teratron/tokenizer/text/byte_trie.h"
+#include "teratron/tokenizer/text/chars_map.h"
 
 namespace teratron {
 
 /// U+2581, a space in pieces.
 inline constexpr std::string_view kSpaceSymbol = "\xe2\x96\x81";
-
-/// precompiled_charsmap: trie size in bytes (u32) | double array of u32 (Aoe 1989, in the layout of
-/// darts-clone) | replacements, NUL-terminated. The value of a key is the offset of its replacement.
-class CharsMap {
- public:
-  CharsMap() = default;
-  /// UserError(data) if the sizes, the trie or the replacements are inconsistent: a damaged file must not
-  /// normalize differently. `where`: the file.
-  CharsMap(std::string_view compiled, const std::string& where);
-
-  struct Match {
-    size_t bytes = 0;  // of the text; 0: no match
-    std::string_view replacement;
-  };
-  /// The longest key that is a prefix of `text`.
-  Match longest_prefix(std::string_view text) const { return find(text, Prefix::longest); }
-  Match shortest_prefix(std::string_view text) const { return find(text, Prefix::shortest); }
-
- private:
-  enum class Prefix : uint8_t { shortest, longest };
-  Match find(std::string_view text, Prefix prefix) const;
-  /// What is wrong with the trie or the replacements; empty: nothing.
-  std::string find_damage() const;
-  std::vector<uint32_t> units_;
-  std::string replacements_;
-};
 
 class SentencePieceNormalizer {
  public:

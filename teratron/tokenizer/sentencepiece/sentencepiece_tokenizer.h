@@ -10,8 +10,8 @@
 
 #include <unordered_map>
 
-#include "teratron/tokenizer/bpe/added_vocabulary.h"
 #include "teratron/tokenizer/sentencepiece/sentencepiece_model.h"
+#include "teratron/tokenizer/text/added_vocabulary.h"
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {

@@ -1,4 +1,4 @@
-#include "teratron/tokenizer/bpe/added_vocabulary.h"
+#include "teratron/tokenizer/text/added_vocabulary.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,11 +1,11 @@
-#include "teratron/tokenizer/hf/tokenizer_json.h"
+#include "teratron/tokenizer/tokenizer_json.h"
 
 #include "teratron/base/error.h"
 #include "teratron/tokenizer/bert/wordpiece_json.h"
 #include "teratron/tokenizer/bpe/hf_tokenizer.h"
-#include "teratron/tokenizer/bpe/vocab_files.h"
 #include "teratron/tokenizer/json_problem.h"
 #include "teratron/tokenizer/pieces/piece_json.h"
+#include "teratron/tokenizer/text/text_file.h"
 
 namespace teratron {
 namespace {

@@ -1,4 +1,4 @@
-#include "teratron/tokenizer/sentencepiece/byte_trie.h"
+#include "teratron/tokenizer/text/byte_trie.h"
 
 #include <bit>
 

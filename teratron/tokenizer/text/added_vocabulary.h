@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "teratron/tokenizer/sentencepiece/byte_trie.h"
+#include "teratron/tokenizer/text/byte_trie.h"
 #include "teratron/tokenizer/unicode/unicode.h"
 
 namespace teratron {

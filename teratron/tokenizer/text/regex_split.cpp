@@ -1,5 +1,5 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include "teratron/tokenizer/bpe/regex_split.h"
+#include "teratron/tokenizer/text/regex_split.h"
 
 #include <pcre2.h>
 
