@@ -87,15 +87,15 @@ int64_t silent_ranks_in(const std::string& fault) {
   return count;
 }
 
-struct Case {
+struct Silence {
   std::string name;
   int64_t ranks = 64;
   std::vector<int64_t> silent = {};
   Wait wait = {};
 };
 
-std::vector<Case> cases() {
-  std::vector<Case> all;
+std::vector<Silence> silences() {
+  std::vector<Silence> all;
   for (const auto& [name, wait] : {std::pair<std::string, Wait>{"in a barrier", wait_in_barrier},
                                    std::pair<std::string, Wait>{"for all", wait_for_all}}) {
     all.push_back({"a machine, " + name, 64, successive(16, 8), wait});
@@ -108,7 +108,7 @@ std::vector<Case> cases() {
 }
 
 /// In all: per rank a handful of messages to an ancestor and with the failure, and the diagnosis.
-void expect_bounded(const Case& tested, const Outcome& outcome) {
+void expect_bounded(const Silence& tested, const Outcome& outcome) {
   testing::Test::RecordProperty(tested.name, fmt::format("{} messages, {} of a rank, {:.1f} s",
                                                          outcome.messages, outcome.most, outcome.seconds));
   EXPECT_LE(outcome.messages, 20 * tested.ranks) << tested.name;
@@ -117,7 +117,7 @@ void expect_bounded(const Case& tested, const Outcome& outcome) {
       << tested.name << ": as one rank, and once more for those below it";
 }
 
-void expect_named(const Case& tested, const std::string& fault) {
+void expect_named(const Silence& tested, const std::string& fault) {
   const std::string text = tested.name + ": " + fault;
   const auto silent = std::ssize(tested.silent);
   EXPECT_EQ(silent_ranks_in(fault), std::min<int64_t>(silent, 8)) << text;
@@ -131,9 +131,9 @@ void expect_named(const Case& tested, const std::string& fault) {
 }
 
 TEST(Diagnosis, OfManySilentRanksEightAreNamedAtABoundedCost) {
-  const std::vector<Case> all = cases();
+  const std::vector<Silence> all = silences();
   std::vector<std::future<Outcome>> outcomes;  // they mostly wait
-  for (const Case& one : all) {
+  for (const Silence& one : all) {
     outcomes.push_back(
         std::async(std::launch::async, [&one] { return outcome_of(one.ranks, one.silent, one.wait); }));
   }
