@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 
 INCLUDE = re.compile(r'^#include "teratron/([^"]+)"', re.M)
 # Folders whose rooms do not have an order yet.
-UNORDERED = ("kernels", "models", "nn", "train")
+UNORDERED = ("cli", "kernels", "models", "nn", "train")
 
 
 def room_of(path):
