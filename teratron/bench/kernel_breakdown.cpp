@@ -26,8 +26,7 @@ constexpr Pattern patterns[] = {
     {"dot_do_o", KernelCategory::attention},    // cuDNN, before its backward
     {"convert_dq", KernelCategory::attention},  // cuDNN, after its backward
     {"softmax", KernelCategory::attention},
-    {"adam", KernelCategory::optimizer},
-    {"sgd", KernelCategory::optimizer},
+    {"optimizer", KernelCategory::optimizer},  // the namespace of its kernels
     {"sum_of_squares", KernelCategory::optimizer},
     {"gemm", KernelCategory::gemm},
     {"nvjet", KernelCategory::gemm},

@@ -25,7 +25,8 @@ TEST(KernelBreakdown, RecognizesTheKernelsOfLibraries) {
             KernelCategory::communication);
   EXPECT_EQ(kernel_category("Memcpy PtoP (Device -> Device)"), KernelCategory::communication);
   EXPECT_EQ(kernel_category("Memcpy DtoD (Device -> Device)"), KernelCategory::memory_bound);
-  EXPECT_EQ(kernel_category("void teratron::cuda::adam_kernel<float, bf16>"), KernelCategory::optimizer);
+  EXPECT_EQ(kernel_category("void teratron::cuda::optimizer::adam_kernel<float, bf16>"),
+            KernelCategory::optimizer);
   EXPECT_EQ(kernel_category("void at::native::vectorized_elementwise_kernel<8>"),
             KernelCategory::memory_bound);
 }

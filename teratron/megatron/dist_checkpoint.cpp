@@ -4,6 +4,8 @@
 #include <cmath>
 #include <utility>
 
+#include <fmt/ranges.h>
+
 #include "teratron/base/error.h"
 #include "teratron/base/file.h"
 #include "teratron/base/json.h"
@@ -13,6 +15,7 @@
 #include "teratron/megatron/optimizer/optimizer_groups.h"
 #include "teratron/megatron/structure.h"
 #include "teratron/megatron/train_state.h"
+#include "teratron/optim/rules/adam_states.h"
 #include "teratron/pickle/zip_archive.h"
 
 namespace teratron {
@@ -25,10 +28,15 @@ namespace {
 using Kind = PickleValue::Kind;
 
 constexpr int64_t most_layers = 1 << 16;
-constexpr std::pair<std::string_view, std::string_view> state_kinds[] = {
-    {"optimizer.state.exp_avg.", "exp_avg"},
-    {"optimizer.state.exp_avg_sq.", "exp_avg_sq"},
-    {"optimizer.state.fp32_param.", "param"}};
+
+// Adam's states and fp32 weights: Megatron-LM's prefix, and the name here.
+std::vector<std::pair<std::string, std::string_view>> state_kinds() {
+  std::vector<std::pair<std::string, std::string_view>> kinds;
+  for (const auto& [name, type] : adam_states)
+    kinds.emplace_back(fmt::format("optimizer.state.{}.", name), name);
+  kinds.emplace_back("optimizer.state.fp32_param.", "param");
+  return kinds;
+}
 
 [[noreturn]] void refuse_dist(const std::string& what, const std::string& where) {
   throw checkpoint_error({.what = what,
@@ -224,12 +232,13 @@ TensorSourcePtr DistCheckpoint::state_tensor(const std::string& key, const DistT
 }
 
 void DistCheckpoint::add_states() {
+  const auto kinds = state_kinds();
   size_t states = 0, weights = 0;
   for (const auto& [key, weight] : metadata_.tensors) {
     if (key.starts_with("optimizer.") || key.ends_with("_extra_state")) continue;
     ++weights;
-    for (const auto& [prefix, kind] : state_kinds) {
-      const std::string name = std::string(prefix) + key;
+    for (const auto& [prefix, kind] : kinds) {
+      const std::string name = prefix + key;
       const auto found = metadata_.tensors.find(name);
       if (found == metadata_.tensors.end()) continue;
       ++states;
@@ -238,8 +247,11 @@ void DistCheckpoint::add_states() {
     }
   }
   has_optimizer_ = states > 0;
-  if (states > 0 && states < 2 * weights)
-    refuse_optimizer("some weights have no exp_avg or exp_avg_sq", where_);
+  if (states > 0 && states < std::size(adam_states) * weights) {
+    std::vector<std::string_view> names;
+    for (const RuleState& state : adam_states) names.push_back(state.name);
+    refuse_optimizer(fmt::format("some weights have no {}", fmt::join(names, " or ")), where_);
+  }
   const auto other = [](const auto& entry) { return entry.first.starts_with("optimizer.distributed."); };
   if (states == 0 &&
       (std::ranges::any_of(metadata_.tensors, other) || std::ranges::any_of(metadata_.items, other)))

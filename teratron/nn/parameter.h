@@ -21,6 +21,7 @@
 #include "teratron/kernels/gemm/gemm.h"
 #include "teratron/nn/fp8_scaling.h"
 #include "teratron/nn/lora/lora_options.h"
+#include "teratron/nn/param_group.h"
 
 namespace teratron {
 
@@ -38,18 +39,10 @@ struct Init {
   static Init xavier() { return {Kind::xavier}; }
 };
 
-/// Hyperparameters of a parameter's optimizer step.
-enum class ParamGroup : uint8_t {
-  standard,
-  no_weight_decay,
-  decoupled_lr,  // learning rate of --decoupled-lr: word embeddings and output layer
-};
-constexpr int64_t param_groups = 3;
-
 struct ParameterOptions {
   Shard shard;
   Init init;
-  ParamGroup param_group = ParamGroup::standard;
+  ParamGroup param_group = {};
   /// Axes of the mesh over which this rank's part is replicated and trained: gradients are summed over these
   /// ranks (by buckets, under backward), and the distributed optimizer shards over them.
   AxisSet replicated_over = replica_axes;

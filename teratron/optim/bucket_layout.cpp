@@ -1,6 +1,8 @@
 #include "teratron/optim/bucket_layout.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -27,36 +29,69 @@ class Divider {
   Divider(const std::vector<BucketItem>& items, const BucketRules& rules) : items_(items), rules_(rules) {}
 
   BucketLayout divide() {
-    int64_t end = 0;
+    layout_.begins.resize(items_.size());
     for (size_t i = 0; i < items_.size(); ++i) {
-      if (items_[i].tied) close(i, end);
-      const int64_t begin = round_up(std::max(end, bucket_begin()), rules_.block);
-      layout_.begins.push_back(begin);
-      end = begin + items_[i].elements;
-      if (items_[i].tied || end - bucket_begin() >= rules_.bucket_size) close(i + 1, end);
+      if (items_[i].tied) close(i);
+      length_ = round_up(length_, rules_.block) + items_[i].elements;
+      largest_ = std::max(largest_, items_[i].elements);
+      if (items_[i].tied || is_full()) close(i + 1);
     }
-    close(items_.size(), end);
+    close(items_.size());
     return std::move(layout_);
   }
 
  private:
-  int64_t bucket_begin() const {
-    if (layout_.buckets.empty()) return 0;
-    return layout_.buckets.back().begin + layout_.buckets.back().elements;
+  bool is_full() const {
+    return length_ >= rules_.bucket_size && (!rules_.whole || length_ >= rules_.ranks * largest_);
   }
 
   /// The items since the last bucket, up to item `end`, form the next one.
-  void close(size_t end, int64_t position) {
-    const size_t first = layout_.buckets.empty() ? 0 : layout_.buckets.back().end;
-    if (first == end) return;
-    BucketLayout::Bucket bucket{.first = first, .end = end, .begin = bucket_begin()};
-    bucket.elements = round_up(position - bucket.begin, rules_.block * rules_.ranks);
+  void close(size_t end) {
+    BucketLayout::Bucket bucket{.first = 0, .end = end, .begin = 0};
+    if (!layout_.buckets.empty()) {
+      const BucketLayout::Bucket& last = layout_.buckets.back();
+      bucket.first = last.end;
+      bucket.begin = last.begin + last.elements;
+    }
+    if (bucket.first == end) return;
+    bucket.elements = rules_.whole ? place_whole(bucket) : place_in_order(bucket);
     bucket.name = fmt::format("bucket {} ({})", layout_.buckets.size(), names_of(items_, bucket));
     layout_.buckets.push_back(std::move(bucket));
+    length_ = largest_ = 0;
+  }
+
+  /// Sets `begins` and returns the bucket's length.
+  int64_t place_in_order(const BucketLayout::Bucket& bucket) {
+    int64_t length = 0;
+    for (size_t i = bucket.first; i < bucket.end; ++i) {
+      length = round_up(length, rules_.block);
+      layout_.begins[i] = bucket.begin + length;
+      length += items_[i].elements;
+    }
+    return round_up(length, rules_.block * rules_.ranks);
+  }
+
+  /// The same with no item in two slices.
+  int64_t place_whole(const BucketLayout::Bucket& bucket) {
+    std::vector<size_t> largest_first(bucket.end - bucket.first);
+    std::iota(largest_first.begin(), largest_first.end(), bucket.first);
+    std::ranges::stable_sort(largest_first, std::greater(), [this](size_t i) { return items_[i].elements; });
+    std::vector<int64_t> used(static_cast<size_t>(rules_.ranks));
+    std::vector<size_t> owners(items_.size());
+    for (const size_t i : largest_first) {
+      const auto least = std::ranges::min_element(used);
+      owners[i] = static_cast<size_t>(least - used.begin());
+      layout_.begins[i] = bucket.begin + *least;
+      *least += round_up(items_[i].elements, rules_.block);
+    }
+    const int64_t slice = std::ranges::max(used);
+    for (const size_t i : largest_first) layout_.begins[i] += static_cast<int64_t>(owners[i]) * slice;
+    return slice * rules_.ranks;
   }
 
   const std::vector<BucketItem>& items_;
   const BucketRules& rules_;
+  int64_t length_ = 0, largest_ = 0;  // since the last bucket
   BucketLayout layout_;
 };
 

@@ -1,5 +1,11 @@
-// How parameters lie in a flat buffer and which of them form a bucket. Arithmetic only: a rank compares its
-// buckets with those of others before it allocates any.
+// How parameters lie in a flat buffer and which of them form a bucket. Arithmetic only: ranks compare their
+// buckets before they allocate any.
+//
+// Each rank owns an equal slice of a bucket. An element-wise optimizer may own any slice, so parameters
+// follow each other. An optimizer of whole matrices (`whole`) needs slices that cut none. Within a bucket,
+// the largest parameter goes first to the rank that has least, and slices are padded to the fullest. Such a
+// bucket is closed only when every rank could own one of its largest parameters, so that padding at most
+// doubles it. The last bucket may be padded more.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +17,7 @@
 
 namespace teratron {
 
-/// A parameter, in the order of the buffer: that of backward.
+/// A parameter. Items are in the order of backward.
 struct BucketItem {
   std::string name;
   int64_t elements = 0;
@@ -22,6 +28,7 @@ struct BucketRules {
   int64_t bucket_size = 0;  // elements after which a bucket is closed
   int64_t block = 1;        // alignment of parameters, in elements
   int64_t ranks = 1;        // that own equal slices of a bucket, of whole blocks
+  bool whole = false;       // each parameter is in one slice
 };
 
 struct BucketLayout {
@@ -37,8 +44,8 @@ BucketLayout lay_out(const std::vector<BucketItem>& items, const BucketRules& ru
 
 /// One text per bucket, with all that ranks which reduce it together must have in common.
 std::vector<std::string> describe_buckets(const std::vector<BucketItem>& items, const BucketLayout& layout);
-/// Compares the texts with those of the group's first rank: the first bucket that differs, with both ranks;
-/// empty: none does. `rank` is the global one. Collective; the result is that of this rank.
+/// Compares the texts with those of the group's first rank. Returns the first bucket that differs, with both
+/// ranks, or an empty string. `rank` is the global rank. Collective; each rank gets its own result.
 std::string find_different_bucket(HostGroup& group, int64_t rank, const std::vector<std::string>& buckets);
 
 }  // namespace teratron

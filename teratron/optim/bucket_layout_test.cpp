@@ -30,6 +30,40 @@ TEST(BucketLayout, AlignsParametersAndPadsBuckets) {
   EXPECT_TRUE(lay_out({}, rules).buckets.empty());
 }
 
+/// The ranks' slices of a bucket are equal, and none cuts a parameter.
+TEST(BucketLayout, GivesWholeParametersToRanks) {
+  const BucketRules whole{.bucket_size = 600, .block = 64, .ranks = 2, .whole = true};
+  const std::vector<BucketItem> items = {{"e", 100}, {"d", 300}, {"c", 200}, {"b", 70, true}, {"a", 10}};
+  const BucketLayout layout = lay_out(items, whole);
+  // d, of 5 blocks, is rank 0's; c and e, of 4 and 2 blocks, are rank 1's.
+  EXPECT_EQ(layout.begins, (std::vector<int64_t>{640, 0, 384, 768, 1024}));
+  ASSERT_EQ(layout.buckets.size(), 3U);
+  EXPECT_EQ(layout.buckets[0].elements, 2 * 384);
+  EXPECT_EQ(layout.buckets[1].elements, 2 * 128);
+  EXPECT_EQ(layout.buckets[2].elements, 2 * 64);
+}
+
+/// A bucket is filled until every rank could own its largest parameter.
+TEST(BucketLayout, LimitsThePaddingOfWholeParameters) {
+  for (const int64_t ranks : {1, 3, 8}) {
+    std::vector<BucketItem> items;
+    for (int64_t i = 0; i < 100; ++i) items.push_back({std::to_string(i), 64 * (1 + 37 * i % 50)});
+    const BucketLayout layout =
+        lay_out(items, {.bucket_size = 64, .block = 64, .ranks = ranks, .whole = true});
+    for (size_t b = 0; b + 1 < layout.buckets.size(); ++b) {
+      const auto& [first, end, begin, elements, name] = layout.buckets[b];
+      int64_t used = 0;
+      for (size_t i = first; i < end; ++i) {
+        used += items[i].elements;
+        const int64_t slice = elements / ranks, at = layout.begins[i] - begin;
+        EXPECT_EQ(at / slice, (at + items[i].elements - 1) / slice) << name;
+      }
+      EXPECT_LE(elements, 2 * used) << name;
+    }
+    EXPECT_EQ(layout.buckets.size() > 1, true);
+  }
+}
+
 /// What rank `rank` of three says of rank `odd` with these items, or "".
 std::string difference(int64_t odd, const std::vector<BucketItem>& items, int64_t rank) {
   std::string text;

@@ -1,12 +1,14 @@
 #include "teratron/optim/optimizer.h"
 
 #include <algorithm>
-#include <map>
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include "teratron/base/tensor_dtype.h"
 #include "teratron/kernels/common/reduce.h"
+#include "teratron/optim/finalize_grads.h"
+#include "teratron/optim/matrix_rule.h"
 
 namespace teratron {
 
@@ -17,25 +19,12 @@ bool needs_master(const ParamAndGradBuffer& buffer) {
   return buffer.parameters().scalar_type() != buffer.gradients().scalar_type();
 }
 
-// ParamGroup of each block of 64 elements.
-at::Tensor block_groups(const ParamAndGradBuffer& buffer) {
-  const int64_t blocks = buffer.gradients().numel() / optimizer_block;
-  at::Tensor groups = at::zeros({blocks}, at::kByte);
-  for (const ParamAndGradBuffer::Entry& entry : buffer.entries()) {
-    const int64_t first = entry.range.begin / optimizer_block;
-    const int64_t end = (entry.range.end + optimizer_block - 1) / optimizer_block;
-    groups.narrow(0, first, end - first).fill_(static_cast<int64_t>(entry.parameter->options.param_group));
-  }
-  return groups.to(buffer.gradients().device());
-}
-
 // Owned parts of the tensors that this rank counts, without alignment.
 std::vector<FlatRange> counted_ranges(const ParamAndGradBuffer& buffer) {
   std::vector<FlatRange> counted;
   for (const FlatRange& owned : buffer.owned()) {
-    for (const ParamAndGradBuffer::Entry& entry : buffer.entries()) {
-      const FlatRange part = intersection(owned, entry.range);
-      if (part.size() > 0 && entry.counts) counted.push_back(part);
+    for (const ParamAndGradBuffer::Entry& entry : buffer.entries_in(owned)) {
+      if (entry.counts) counted.push_back(intersection(owned, entry.range));
     }
   }
   return counted;
@@ -45,6 +34,11 @@ std::vector<FlatRange> counted_ranges(const ParamAndGradBuffer& buffer) {
 at::Tensor unscale_factor(const Optimizer::Hyperparameters& hyper, const at::Tensor& like) {
   const at::Tensor scale = at::full_like(like, 1.0 / hyper.loss_scale);
   return hyper.num_tokens.defined() ? scale / hyper.num_tokens : scale;
+}
+
+// The blocks of a range that begins with one.
+FlatRange blocks_of(const FlatRange& range) {
+  return {range.begin / optimizer_block, (range.end + optimizer_block - 1) / optimizer_block};
 }
 
 bool counts_all(const ParamAndGradBuffer& buffer) {
@@ -60,18 +54,34 @@ MasterWeights master_weights(const ParamAndGradBuffer& buffer, const FlatRange& 
   return {.param = model.to(buffer.gradients().scalar_type()), .copy = model};
 }
 
-// Owned slices only: a tied tensor has a separate bucket, so all its stages own the same ones.
-void all_reduce_tied_grads(const ParamAndGradBuffer& buffer) {
-  std::map<std::string, const ParamAndGradBuffer::Entry*> tied;  // in the same order on all stages
-  for (const ParamAndGradBuffer::Entry& entry : buffer.entries()) {
-    if (entry.tied.size > 1) tied[entry.parameter->name] = &entry;
+std::vector<at::Tensor> zero_states(const std::vector<RuleState>& states, int64_t size,
+                                    const at::TensorOptions& gradients) {
+  std::vector<at::Tensor> zeros;
+  for (const RuleState& state : states) {
+    const at::ScalarType type = gradients.dtype() == at::kDouble ? at::kDouble : *scalar_type_of(state.dtype);
+    zeros.push_back(at::zeros({size}, gradients.dtype(type)));
   }
-  for (const auto& [_, entry] : tied) {
-    for (const FlatRange& owned : buffer.owned()) {
-      const FlatRange part = intersection(owned, entry->range);
-      if (part.size() == 0) continue;
-      entry->tied.communicator->all_reduce(part.of(buffer.gradients()), ReduceOp::sum).wait();
-    }
+  return zeros;
+}
+
+// What the rule steps at once: owned ranges, or the matrices in them.
+std::vector<FlatRange> step_ranges(const ParamAndGradBuffer& buffer) {
+  if (buffer.rule().unit() == OptimizerRule::Unit::element) return buffer.owned();
+  std::vector<FlatRange> matrices;
+  for (const FlatRange& owned : buffer.owned()) {
+    for (const ParamAndGradBuffer::Entry& entry : buffer.entries_in(owned)) matrices.push_back(entry.range);
+  }
+  return matrices;
+}
+
+// Writes the values that differ from those written last. Those after the first are mostly equal to it.
+void write_changes(const at::Tensor& device, std::vector<double>& written,
+                   const std::vector<double>& values) {
+  if (values == written) return;
+  written = values;
+  device.fill_(values[0]);
+  for (size_t i = 1; i < values.size(); ++i) {
+    if (values[i] != values[0]) device.narrow(0, static_cast<int64_t>(i), 1).fill_(values[i]);
   }
 }
 
@@ -100,53 +110,46 @@ Optimizer::Optimizer(ParamAndGradBuffers& buffers, const Mesh& mesh, const Optim
     : buffers_(buffers), mesh_(mesh), options_(options) {
   for (ParamAndGradBuffer& buffer : buffers) parts_.push_back(make_part(buffer));
   const at::TensorOptions f64 = buffers[0].gradients().options().dtype(at::kDouble);
-  scalars_ = {.lr = at::zeros({param_groups}, f64),
-              .weight_decay = at::zeros({param_groups}, f64),
+  const auto rows = static_cast<int64_t>(groups_.size());
+  scalars_ = {.lr = at::zeros({rows}, f64),
+              .weight_decay = at::zeros({rows}, f64),
               .step = at::zeros({1}, f64.dtype(at::kLong))};
 }
 
-Optimizer::Part Optimizer::make_part(ParamAndGradBuffer& buffer) const {
+Optimizer::Part Optimizer::make_part(ParamAndGradBuffer& buffer) {
   const AxisSet axes = buffer.replicas().axes;
   const std::vector<FlatRange> counted = counted_ranges(buffer);
   Part part{.buffer = buffer,
+            .states = buffer.rule().states(),
             .norm_group = mesh_.group(buffer.options().sharded ? complement(axes) | axes : complement(axes)),
             // Alignment is zero and does not change a norm: sum few large ranges instead of one per tensor.
             .norm_ranges = counts_all(buffer) ? buffer.owned() : counted,
             .counted_ranges = counted};
   const at::Tensor groups = block_groups(buffer);
-  for (const FlatRange& range : buffer.owned()) {
-    part.slices.push_back(
-        {.range = range,
-         .weights = master_weights(buffer, range),
-         .moments = make_moments(range.size(), buffer.gradients().options()),
-         .groups = groups.narrow(0, range.begin / optimizer_block, range.size() / optimizer_block)});
+  for (const FlatRange& range : step_ranges(buffer)) {
+    OptimizerRule::Slice slice{.weights = master_weights(buffer, range),
+                               .grad = range.of(buffer.gradients()),
+                               .states = zero_states(part.states, range.size(), buffer.gradients().options()),
+                               .groups = blocks_of(range).of(groups)};
+    if (buffer.rule().unit() == OptimizerRule::Unit::matrix) {
+      slice.parameter = buffer.entries_in(range)[0].parameter;
+      slice.parts = ranks_of_parts(*slice.parameter, mesh_);
+    }
+    part.slices.push_back({range, std::move(slice)});
   }
   return part;
 }
 
-std::vector<Optimizer::Moment> Optimizer::make_moments(int64_t size, const at::TensorOptions& options) const {
-  const auto zeros = [&] { return at::zeros({size}, options); };
-  if (options_.kind == OptimizerKind::adam) return {{"exp_avg", zeros()}, {"exp_avg_sq", zeros()}};
-  if (options_.sgd_momentum == 0.0) return {};
-  return {{"momentum_buffer", zeros()}};
-}
-
-void Optimizer::all_reduce_partial_grads(const ParamAndGradBuffer& buffer) const {
-  std::map<AxisSet, std::vector<at::Tensor>> by_axes;
+// Row in groups_ of each block of 64 elements.
+at::Tensor Optimizer::block_groups(const ParamAndGradBuffer& buffer) {
+  at::Tensor rows = at::zeros({buffer.gradients().numel() / optimizer_block}, at::kByte);
   for (const ParamAndGradBuffer::Entry& entry : buffer.entries()) {
-    by_axes[entry.parameter->options.grad_sum].push_back(entry.parameter->main_grad.view(-1));
+    const auto found = std::ranges::find(groups_, entry.parameter->options.param_group);
+    const int64_t row = found - groups_.begin();
+    if (found == groups_.end()) groups_.push_back(entry.parameter->options.param_group);
+    blocks_of(entry.range).of(rows).fill_(row);
   }
-  for (const auto& [axes, parts] : by_axes) {
-    const Group& group = mesh_.group(axes);
-    if (group.size == 1) continue;
-    const at::Tensor packed = at::cat(parts);
-    group.communicator->all_reduce(packed, ReduceOp::sum).wait();
-    int64_t position = 0;
-    for (const at::Tensor& part : parts) {
-      part.copy_(packed.narrow(0, position, part.numel()));
-      position += part.numel();
-    }
-  }
+  return rows.to(buffer.gradients().device());
 }
 
 at::Tensor Optimizer::sum_over_model(
@@ -164,10 +167,7 @@ at::Tensor Optimizer::sum_over_model(
 
 GradStats Optimizer::step(const Hyperparameters& hyper) {
   buffers_.finish_param_gather();
-  for (const ParamAndGradBuffer& buffer : buffers_) {
-    all_reduce_partial_grads(buffer);
-    all_reduce_tied_grads(buffer);
-  }
+  finalize_grads(buffers_, mesh_);
   const at::Tensor squares =
       sum_over_model(&Part::norm_ranges, [](const FlatRange& range, const ParamAndGradBuffer& buffer) {
         return sum_of_squares(range.of(buffer.gradients()));
@@ -187,7 +187,7 @@ GradStats Optimizer::step(const Hyperparameters& hyper) {
   set_scalars(hyper, stats);
   advance_step_(scalars_.step, scalars_.found_inf);
   for (const Part& part : parts_) {
-    for (const Slice& slice : part.slices) step_slice(slice, slice.range.of(part.buffer.gradients()));
+    for (const Slice& slice : part.slices) part.buffer.rule().step(slice.tensors, scalars_);
   }
   buffers_.gather_params();
   return stats;
@@ -200,30 +200,13 @@ at::Tensor Optimizer::clipped(const at::Tensor& scale, const at::Tensor& grad_no
 
 void Optimizer::set_scalars(const Hyperparameters& hyper, const GradStats& stats) {
   scalars_.found_inf = options_.skip_nonfinite ? stats.found_inf : at::Tensor();
-  scalars_.lr.fill_(hyper.lr);
-  if (hyper.decoupled_lr) {
-    scalars_.lr.narrow(0, static_cast<int64_t>(ParamGroup::decoupled_lr), 1).fill_(*hyper.decoupled_lr);
+  std::vector<double> lr, weight_decay;
+  for (const ParamGroup& group : groups_) {
+    lr.push_back(group.lr_mult * (group.decoupled ? hyper.decoupled_lr.value_or(hyper.lr) : hyper.lr));
+    weight_decay.push_back(group.weight_decay_mult * hyper.weight_decay);
   }
-  // Stays 0 for group 1.
-  static_assert(static_cast<int64_t>(ParamGroup::no_weight_decay) == 1 && param_groups == 3);
-  scalars_.weight_decay.slice(0, 0, param_groups, 2).fill_(hyper.weight_decay);
-}
-
-void Optimizer::step_slice(const Slice& slice, const at::Tensor& gradient) {
-  if (options_.kind == OptimizerKind::adam) {
-    adam_step_({.weights = slice.weights,
-                .grad = gradient,
-                .exp_avg = slice.moments[0].values,
-                .exp_avg_sq = slice.moments[1].values,
-                .groups = slice.groups},
-               scalars_, options_.adam);
-    return;
-  }
-  sgd_step_({.weights = slice.weights,
-             .grad = gradient,
-             .momentum_buffer = slice.moments.empty() ? at::Tensor() : slice.moments[0].values,
-             .groups = slice.groups},
-            scalars_, options_.sgd_momentum);
+  write_changes(scalars_.lr, lr_, lr);
+  write_changes(scalars_.weight_decay, weight_decay_, weight_decay);
 }
 
 int64_t Optimizer::state_bytes() const {
@@ -231,12 +214,18 @@ int64_t Optimizer::state_bytes() const {
   const auto add = [&bytes](const at::Tensor& tensor) { bytes += static_cast<int64_t>(tensor.nbytes()); };
   for (const Part& part : parts_) {
     for (const Slice& slice : part.slices) {
-      for (const Moment& moment : slice.moments) add(moment.values);
-      if (slice.weights.copy.defined()) add(slice.weights.param);
-      if (slice.weights.remainder.defined()) add(slice.weights.remainder);
+      const auto& [param, remainder, copy] = slice.tensors.weights;
+      for (const at::Tensor& state : slice.tensors.states) add(state);
+      if (copy.defined()) add(param);
+      if (remainder.defined()) add(remainder);
     }
   }
   return bytes;
+}
+
+bool Optimizer::has_state() const {
+  return std::ranges::any_of(
+      parts_, [](const Part& part) { return !part.states.empty() || needs_master(part.buffer); });
 }
 
 int64_t Optimizer::steps() const {
@@ -251,17 +240,17 @@ std::vector<StateTensor> Optimizer::state() const {
   std::vector<StateTensor> out;
   for (const Part& part : parts_) {
     for (const Slice& slice : part.slices) {
-      for (const ParamAndGradBuffer::Entry& entry : part.buffer.entries()) {
+      for (const ParamAndGradBuffer::Entry& entry : part.buffer.entries_in(slice.range)) {
         const FlatRange both = intersection(slice.range, entry.range);
-        if (both.size() == 0) continue;
         const FlatRange local{both.begin - entry.range.begin, both.end - entry.range.begin};
-        const auto add = [&](const char* kind, const at::Tensor& values, const at::Tensor& remainder = {}) {
-          const StateTensor whole{fmt::format("optimizer.{}.{}", kind, entry.parameter->name),
+        const auto add = [&](std::string_view name, const at::Tensor& values, const at::Tensor& remainder) {
+          const StateTensor whole{fmt::format("optimizer.{}.{}", name, entry.parameter->name),
                                   entry.parameter->shard(), local, values, remainder};
           out.push_back(whole.part(both.begin - slice.range.begin, both.end - slice.range.begin));
         };
-        if (needs_master(part.buffer)) add("param", slice.weights.param, slice.weights.remainder);
-        for (const Moment& moment : slice.moments) add(moment.name, moment.values);
+        const MasterWeights& weights = slice.tensors.weights;
+        if (needs_master(part.buffer)) add("param", weights.param, weights.remainder);
+        for (size_t i = 0; i < part.states.size(); ++i) add(part.states[i].name, slice.tensors.states[i], {});
       }
     }
   }
@@ -271,7 +260,7 @@ std::vector<StateTensor> Optimizer::state() const {
 void Optimizer::reset_master_weights() {
   for (const Part& part : parts_) {
     for (const Slice& slice : part.slices) {
-      const auto& [param, remainder, copy] = slice.weights;
+      const auto& [param, remainder, copy] = slice.tensors.weights;
       if (remainder.defined()) remainder.zero_();
       if (copy.defined()) param.copy_(copy);
     }

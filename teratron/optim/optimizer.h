@@ -1,27 +1,24 @@
-// AdamW or SGD over flat shards, with fp32 master weights and without host synchronization. Master weights of
-// a bf16 model are its weights and 16 more bits (kernels/optimizer/optimizer_step.h).
+// Steps optimizer rules (optim/optimizer_rule.h) over flat shards, with fp32 master weights and without host
+// synchronization. The master weights of a bf16 model are its weights and 16 more bits
+// (kernels/optimizer/optimizer_step.h).
 //
-// A step sums the gradients that are not yet whole (ParameterOptions::grad_sum, tied parameters), takes the
-// L2 norm over the whole model, scales and clips, and updates master weights, moments and the model's copy in
-// one pass. A gradient with Inf or NaN sets a flag on the device that turns the pass into a no-op, so the
-// weights stay intact regardless of the host. Each buffer is updated by its own ranks.
+// A step completes the gradients (optim/finalize_grads.h), takes their L2 norm over the whole model, scales
+// and clips them. Then each buffer's rule updates master weights, states and the model's copy. A gradient
+// with Inf or NaN sets a flag on the device that turns the updates into no-ops, so the weights stay intact
+// regardless of the host. Each buffer is updated by its own ranks.
 #pragma once
 
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "teratron/kernels/optimizer/optimizer_step.h"
+#include "teratron/nn/param_group.h"
+#include "teratron/optim/optimizer_rule.h"
 #include "teratron/optim/param_and_grad_buffer.h"
 
 namespace teratron {
 
-enum class OptimizerKind : uint8_t { adam, sgd };
-
 struct OptimizerOptions {
-  OptimizerKind kind = OptimizerKind::adam;
-  AdamOptions adam;
-  double sgd_momentum = 0.9;
   double clip_grad = 1.0;      // 0: no clipping
   bool skip_nonfinite = true;  // a step with Inf or NaN changes nothing
   bool count_zeros = false;
@@ -59,7 +56,7 @@ class Optimizer {
     double lr = 0.0;
     double weight_decay = 0.0;
     double loss_scale = 1.0;  // factor of the loss
-    /// Learning rate of the word embeddings and of the output layer (--decoupled-lr); default lr.
+    /// Learning rate of ParamGroup::decoupled_lr; default lr.
     std::optional<double> decoupled_lr = std::nullopt;
     /// f64 [1] on the device: the loss is a sum over this many tokens; undefined: a mean.
     at::Tensor num_tokens = {};
@@ -69,16 +66,17 @@ class Optimizer {
   /// After ParamAndGradBuffers::finish_grad_sync(). Ends with gather_params().
   GradStats step(const Hyperparameters& hyper);
 
-  /// Bytes of moments and master weights on this rank.
+  /// Bytes of the rules' states and of master weights on this rank.
   int64_t state_bytes() const;
+  /// Whether some rank has any.
+  bool has_state() const;
   /// Factor of the gradients in the last step: 1/loss scale, 1/tokens and clipping, fp32 [1] on the device.
   const at::Tensor& grad_scale() const { return scalars_.grad_scale; }
   /// Steps taken, without skipped ones.
   int64_t steps() const;
   void set_steps(int64_t steps);
-  /// Moments and master weights, as "optimizer.exp_avg.<parameter>" and "optimizer.exp_avg_sq.<parameter>"
-  /// (SGD: "optimizer.momentum_buffer.<parameter>" if there is momentum), and "optimizer.param.<parameter>"
-  /// (only for models below fp32).
+  /// The rules' states as "optimizer.<state>.<parameter>", such as "optimizer.exp_avg.<parameter>". In models
+  /// below fp32 also the master weights, as "optimizer.param.<parameter>".
   std::vector<StateTensor> state() const;
   /// Recomputes master weights from the model's; call after loading weights without optimizer state.
   void reset_master_weights();
@@ -86,30 +84,23 @@ class Optimizer {
   at::Tensor parameter_norm() const;
 
  private:
-  struct Moment {
-    const char* name;
-    at::Tensor values;
-  };
   struct Slice {
     FlatRange range;
-    MasterWeights weights;
-    std::vector<Moment> moments;
-    at::Tensor groups;
+    OptimizerRule::Slice tensors;
   };
   // A buffer, and the groups of ranks that hold parts of its tensors.
   struct Part {
     ParamAndGradBuffer& buffer;
+    std::vector<RuleState> states;
     Group norm_group;
     std::vector<Slice> slices;
     std::vector<FlatRange> norm_ranges;
     std::vector<FlatRange> counted_ranges;
   };
-  Part make_part(ParamAndGradBuffer& buffer) const;
-  std::vector<Moment> make_moments(int64_t size, const at::TensorOptions& options) const;
+  Part make_part(ParamAndGradBuffer& buffer);
+  at::Tensor block_groups(const ParamAndGradBuffer& buffer);
   at::Tensor clipped(const at::Tensor& scale, const at::Tensor& grad_norm) const;
   void set_scalars(const Hyperparameters& hyper, const GradStats& stats);
-  void step_slice(const Slice& slice, const at::Tensor& gradient);
-  void all_reduce_partial_grads(const ParamAndGradBuffer& buffer) const;
   /// Sum over the model of `of_range` over those ranges that this rank counts.
   at::Tensor sum_over_model(
       std::vector<FlatRange> Part::* ranges,
@@ -118,8 +109,10 @@ class Optimizer {
   ParamAndGradBuffers& buffers_;
   Mesh mesh_;
   OptimizerOptions options_;
+  std::vector<ParamGroup> groups_;  // rows of StepScalars
   std::vector<Part> parts_;
   StepScalars scalars_;
+  std::vector<double> lr_, weight_decay_;  // by group, as last written to the device
 };
 
 }  // namespace teratron

@@ -1,4 +1,5 @@
-// Steps of the optimizer against the formulas of torch.optim.SGD and torch.optim.AdamW, in double precision.
+// Steps of the optimizer against the formulas of torch.optim.SGD and torch.optim.AdamW, in double precision,
+// and rules of a program.
 #include "teratron/optim/optimizer.h"
 
 #include <cmath>
@@ -6,7 +7,11 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+
+#include "teratron/optim/matrix_rule.h"
+#include "teratron/optim/rules/sgd.h"
 
 namespace teratron {
 namespace {
@@ -17,13 +22,15 @@ constexpr double weight_decay = 0.1;
 
 // One parameter per group.
 struct Model {
-  explicit Model(const OptimizerOptions& options) : parameters({.dtype = at::kDouble, .seed = 3}) {
+  explicit Model(const OptimizerRules& rules = {{adam_rule()}}, const OptimizerOptions& options = {})
+      : parameters({.dtype = at::kDouble, .seed = 3}) {
     const Scope scope(parameters);
     add(scope, "embedding.weight", ParamGroup::decoupled_lr);
     add(scope, "decoder.weight", ParamGroup::standard);
     add(scope, "output_layer.weight", ParamGroup::decoupled_lr);
     add(scope, "decoder.bias", ParamGroup::no_weight_decay);
-    buffers = std::make_unique<ParamAndGradBuffers>(parameters, mesh, ParamAndGradBuffer::Options{});
+    buffers = std::make_unique<ParamAndGradBuffers>(parameters, mesh, ParamAndGradBuffer::Options{},
+                                                    std::vector<int64_t>{}, rules);
     optimizer = std::make_unique<Optimizer>(*buffers, mesh, options);
   }
   static void add(const Scope& scope, const char* name, ParamGroup group) {
@@ -51,7 +58,7 @@ struct Reference {
 std::vector<Reference> references(const Model& model, bool has_decoupled_lr) {
   std::vector<Reference> all;
   for (const Parameter& parameter : model.parameters.all()) {
-    const ParamGroup group = parameter.options.param_group;
+    const ParamGroup& group = parameter.options.param_group;
     all.push_back({.value = parameter.tensor.detach().clone(),
                    .first = at::zeros({7, 11}, at::kDouble),
                    .second = at::zeros({7, 11}, at::kDouble),
@@ -76,15 +83,16 @@ void adamw(Reference& r, const at::Tensor& gradient, int64_t step) {
 }
 
 struct Case {
-  OptimizerOptions options;
+  std::optional<double> momentum;  // of SGD; null: Adam
   std::optional<double> decoupled;
+  OptimizerRules rules() const { return {{momentum ? sgd_rule(*momentum) : adam_rule()}}; }
 };
 
 class OptimizerStep : public testing::TestWithParam<Case> {};
 
 TEST_P(OptimizerStep, FollowsTheFormula) {
-  const auto& [options, decoupled] = GetParam();
-  Model model(options);
+  const auto& [momentum, decoupled] = GetParam();
+  Model model(GetParam().rules(), {.clip_grad = 0.0});
   std::vector<Reference> expected = references(model, decoupled.has_value());
   for (int64_t step = 1; step <= 3; ++step) {
     model.buffers->zero_grad();
@@ -95,8 +103,7 @@ TEST_P(OptimizerStep, FollowsTheFormula) {
       register_use(parameter);
       accumulate_grad(parameter, gradient);
       Reference& reference = expected[static_cast<size_t>(i++)];
-      if (options.kind == OptimizerKind::sgd) sgd(reference, gradient, options.sgd_momentum);
-      if (options.kind == OptimizerKind::adam) adamw(reference, gradient, step);
+      momentum ? sgd(reference, gradient, *momentum) : adamw(reference, gradient, step);
     }
     model.buffers->finish_grad_sync();
     model.optimizer->step({.lr = lr, .weight_decay = weight_decay, .decoupled_lr = decoupled});
@@ -110,7 +117,7 @@ TEST_P(OptimizerStep, FollowsTheFormula) {
 
 // The buffer is not zeroed: the first gradient of a step overwrites it.
 TEST(Gradients, OverwriteTheLastStep) {
-  Model model({});
+  Model model;
   ParamAndGradBuffers& buffers = *model.buffers;
   Parameter &once = model.parameters.all()[0], &twice = model.parameters.all()[1],
             &never = model.parameters.all()[2], &product = model.parameters.all()[3];
@@ -136,7 +143,7 @@ TEST(Gradients, OverwriteTheLastStep) {
 
 // A kernel may write or accumulate into main_grad directly.
 TEST(Gradients, AreAccumulatedInPlace) {
-  Model model({});
+  Model model;
   Parameter& parameter = model.parameters.all()[0];
   model.buffers->zero_grad();
   parameter.main_grad.fill_(std::nan(""));
@@ -152,33 +159,64 @@ TEST(Gradients, AreAccumulatedInPlace) {
 }
 
 TEST(GradientsDeathTest, MustNotAliasMainGrad) {
-  Model model({});
+  Model model;
   Parameter& parameter = model.parameters.all()[0];
   model.buffers->zero_grad();
   register_use(parameter);
   EXPECT_DEATH(accumulate_grad(parameter, parameter.main_grad.view({-1})), "aliases main_grad");
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, OptimizerStep,
-    testing::Values(Case{{.kind = OptimizerKind::sgd, .sgd_momentum = 0.9, .clip_grad = 0.0}, {}},
-                    Case{{.kind = OptimizerKind::sgd, .sgd_momentum = 0.0, .clip_grad = 0.0}, {}},
-                    Case{{.kind = OptimizerKind::sgd, .sgd_momentum = 0.9, .clip_grad = 0.0}, decoupled_lr},
-                    Case{{.kind = OptimizerKind::adam, .clip_grad = 0.0}, {}},
-                    Case{{.kind = OptimizerKind::adam, .clip_grad = 0.0}, decoupled_lr}));
+INSTANTIATE_TEST_SUITE_P(All, OptimizerStep,
+                         testing::Values(Case{0.9, {}}, Case{0.0, {}}, Case{0.9, decoupled_lr}, Case{{}, {}},
+                                         Case{{}, decoupled_lr}));
 
-TEST(OptimizerState, DependsOnTheKind) {
-  const auto kinds = [](const OptimizerOptions& options) {
+TEST(OptimizerState, DependsOnTheRule) {
+  const auto kinds = [](const OptimizerRules& rules) {
     std::map<std::string, int> count;
-    for (const StateTensor& state : Model(options).optimizer->state()) {
+    const Model model(rules);
+    for (const StateTensor& state : model.optimizer->state()) {
       ++count[state.name.substr(0, state.name.find('.', sizeof("optimizer.") - 1))];
     }
+    EXPECT_EQ(model.optimizer->has_state(), !count.empty());
     return count;
   };
   using Count = std::map<std::string, int>;
-  EXPECT_EQ(kinds({}), (Count{{"optimizer.exp_avg", 4}, {"optimizer.exp_avg_sq", 4}}));
-  EXPECT_EQ(kinds({.kind = OptimizerKind::sgd}), (Count{{"optimizer.momentum_buffer", 4}}));
-  EXPECT_EQ(kinds({.kind = OptimizerKind::sgd, .sgd_momentum = 0.0}), Count{});
+  EXPECT_EQ(kinds({{adam_rule()}}), (Count{{"optimizer.exp_avg", 4}, {"optimizer.exp_avg_sq", 4}}));
+  EXPECT_EQ(kinds({{sgd_rule(0.9)}}), (Count{{"optimizer.momentum_buffer", 4}}));
+  EXPECT_EQ(kinds({{sgd_rule(0.0)}}), Count{});
+  const auto decayed = [](const Parameter& p) { return p.options.param_group.weight_decay_mult != 0.0; };
+  EXPECT_EQ(kinds({{sgd_rule(0.9), decayed}, {adam_rule()}}),
+            (Count{{"optimizer.momentum_buffer", 3}, {"optimizer.exp_avg", 1}, {"optimizer.exp_avg_sq", 1}}));
+}
+
+// Five groups with different factors.
+TEST(ParamGroups, AreAList) {
+  ParameterSet parameters({.dtype = at::kDouble, .seed = 3});
+  const Scope scope(parameters);
+  for (int64_t i = 0; i < 5; ++i) {
+    const auto factor = static_cast<double>(i);
+    scope.parameter(fmt::format("p{}", i),
+                    {.shard = {.global_shape = {7}},
+                     .init = Init::ones(),
+                     .param_group = {.lr_mult = 1 + factor, .weight_decay_mult = factor}});
+  }
+  ParamAndGradBuffers buffers(parameters, Mesh(), {}, {}, {{sgd_rule(0.0)}});
+  Optimizer optimizer(buffers, Mesh(), {.clip_grad = 0.0});
+  double value[] = {1, 1, 1, 1, 1};
+  for (const double rate : {lr, lr, 2 * lr}) {
+    buffers.zero_grad();
+    for (Parameter& parameter : parameters.all()) {
+      register_use(parameter);
+      accumulate_grad(parameter, at::ones({7}, at::kDouble));
+    }
+    buffers.finish_grad_sync();
+    optimizer.step({.lr = rate, .weight_decay = weight_decay});
+    for (size_t i = 0; i < 5; ++i) {
+      const auto factor = static_cast<double>(i);
+      value[i] -= rate * (1 + factor) * (1 + weight_decay * factor * value[i]);
+      EXPECT_NEAR(parameters.all()[i].tensor[3].item<double>(), value[i], 1e-14);
+    }
+  }
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "teratron/optim/param_and_grad_buffer.h"
 
 #include <algorithm>
+#include <limits>
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -22,8 +23,12 @@ std::vector<BucketItem> items_of(const std::vector<ParamAndGradBuffer::Entry>& e
 }
 
 // Slices of a bucket consist of whole optimizer blocks.
-BucketRules rules_of(const ParamAndGradBuffer::Options& options, int64_t replicas) {
-  return {.bucket_size = options.bucket_size, .block = optimizer_block, .ranks = replicas};
+BucketRules rules_of(const ParamAndGradBuffer::Options& options, int64_t replicas,
+                     const OptimizerRule& rule) {
+  return {.bucket_size = options.bucket_size,
+          .block = optimizer_block,
+          .ranks = replicas,
+          .whole = options.sharded && rule.unit() == OptimizerRule::Unit::matrix};
 }
 
 }  // namespace
@@ -34,8 +39,13 @@ FlatRange intersection(const FlatRange& a, const FlatRange& b) {
 }
 
 ParamAndGradBuffer::ParamAndGradBuffer(std::vector<Entry> entries, const Replicas& replicas,
-                                       const at::TensorOptions& storage, const Options& options)
-    : options_(options), replicas_(replicas), entries_(std::move(entries)), ready_(entries_.size()) {
+                                       const at::TensorOptions& storage, const Options& options,
+                                       std::shared_ptr<const OptimizerRule> rule)
+    : options_(options),
+      replicas_(replicas),
+      rule_(std::move(rule)),
+      entries_(std::move(entries)),
+      ready_(entries_.size()) {
   std::reverse(entries_.begin(), entries_.end());
   assign_ranges();
   allocate(storage);
@@ -43,9 +53,11 @@ ParamAndGradBuffer::ParamAndGradBuffer(std::vector<Entry> entries, const Replica
 
 void ParamAndGradBuffer::assign_ranges() {
   const std::vector<BucketItem> items = items_of(entries_);
-  const BucketLayout layout = lay_out(items, rules_of(options_, replicas_.group.size));
+  const BucketLayout layout = lay_out(items, rules_of(options_, replicas_.group.size, *rule_));
   for (size_t i = 0; i < entries_.size(); ++i)
     entries_[i].range = {layout.begins[i], layout.begins[i] + items[i].elements};
+  std::ranges::stable_sort(entries_, {},
+                           [](const Entry& entry) { return entry.range.begin; });  // within buckets
   for (const BucketLayout::Bucket& bucket : layout.buckets) {
     const FlatRange range{bucket.begin, bucket.begin + bucket.elements};
     bucket_of_entry_.resize(bucket.end, buckets_.size());
@@ -57,10 +69,11 @@ void ParamAndGradBuffer::assign_ranges() {
 }
 
 std::vector<std::string> ParamAndGradBuffer::describe_buckets(const std::vector<Entry>& entries,
-                                                              int64_t replicas, const Options& options) {
+                                                              int64_t replicas, const Options& options,
+                                                              const OptimizerRule& rule) {
   std::vector<BucketItem> items = items_of(entries);
   std::reverse(items.begin(), items.end());
-  return teratron::describe_buckets(items, lay_out(items, rules_of(options, replicas)));
+  return teratron::describe_buckets(items, lay_out(items, rules_of(options, replicas, rule)));
 }
 
 void ParamAndGradBuffer::allocate(const at::TensorOptions& storage) {
@@ -83,6 +96,14 @@ void ParamAndGradBuffer::allocate(const at::TensorOptions& storage) {
       parameter.wait_param_gather = [this, i] { buckets_[bucket_of_entry_[i]].gather.wait(); };
     }
   }
+}
+
+std::span<const ParamAndGradBuffer::Entry> ParamAndGradBuffer::entries_in(const FlatRange& range) const {
+  const auto begin =
+      std::ranges::upper_bound(entries_, range.begin, {}, [](const Entry& entry) { return entry.range.end; });
+  const auto end = std::ranges::lower_bound(begin, entries_.end(), range.end, {},
+                                            [](const Entry& entry) { return entry.range.begin; });
+  return {begin, end};
 }
 
 FlatRange ParamAndGradBuffer::slice(const FlatRange& bucket) const {
@@ -131,8 +152,11 @@ bool ParamAndGradBuffer::start_next_reduction(bool incomplete) {
 }
 
 std::vector<int64_t> ParamAndGradBuffer::last_positions() const {
-  std::vector<int64_t> positions(buckets_.size());
-  for (size_t i = 0; i < entries_.size(); ++i) positions[bucket_of_entry_[i]] = entries_[i].position;
+  std::vector<int64_t> positions(buckets_.size(), std::numeric_limits<int64_t>::max());
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    int64_t& last = positions[bucket_of_entry_[i]];
+    last = std::min(last, entries_[i].position);
+  }
   return positions;
 }
 

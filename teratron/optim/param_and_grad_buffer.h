@@ -8,6 +8,9 @@
 // all-gathered, optionally overlapping the next forward. Otherwise every rank owns everything. One rank is a
 // group of one.
 //
+// A buffer has one optimizer rule. If the rule's unit is the matrix, slices contain whole parameters
+// (bucket_layout.h), and the order within a bucket follows from their sizes.
+//
 // Parameters tied over pipeline stages have separate buckets, so that the ranks of these stages own the same
 // slices of them. A parameter without a gradient in some step has a gradient of zero. Collectives are
 // recorded with the bucket's number and parameters: ranks whose models differ fail instead of summing
@@ -15,12 +18,15 @@
 #pragma once
 
 #include <deque>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "teratron/comm/mesh/mesh.h"
 #include "teratron/nn/parameter.h"
 #include "teratron/optim/bucket_layout.h"
+#include "teratron/optim/optimizer_rule.h"
+#include "teratron/optim/rules/adam.h"
 
 namespace teratron {
 
@@ -62,13 +68,13 @@ class ParamAndGradBuffer {
   /// Moves parameters of one dtype, in order of registration, into the buffer and sets their main_grad. They
   /// must outlive it. `storage` has their dtype and device.
   ParamAndGradBuffer(std::vector<Entry> entries, const Replicas& replicas, const at::TensorOptions& storage,
-                     const Options& options);
+                     const Options& options, std::shared_ptr<const OptimizerRule> rule = adam_rule());
   ParamAndGradBuffer(const ParamAndGradBuffer&) = delete;
   ParamAndGradBuffer& operator=(const ParamAndGradBuffer&) = delete;
 
-  /// The buckets of such a buffer as describe_buckets() does: equal on all ranks of the replicas.
+  /// The texts of teratron::describe_buckets() for such a buffer, which all replicas must have in common.
   static std::vector<std::string> describe_buckets(const std::vector<Entry>& entries, int64_t replicas,
-                                                   const Options& options);
+                                                   const Options& options, const OptimizerRule& rule);
 
   /// Before the first backward of a step. Gradients are only marked stale; the buffer's contents are
   /// undefined until finish_grad_sync().
@@ -92,10 +98,13 @@ class ParamAndGradBuffer {
   const at::Tensor& gradients() const { return gradients_; }      // fp32 (fp64), 1-D
   const at::Tensor& parameters() const { return parameters_; }    // the parameters' dtype, 1-D
   const std::vector<Entry>& entries() const { return entries_; }  // in order of `range`
+  /// Those that begin or end in the range.
+  std::span<const Entry> entries_in(const FlatRange& range) const;
   /// Elements that this rank's optimizer updates, ascending.
   const std::vector<FlatRange>& owned() const { return owned_; }
   const Replicas& replicas() const { return replicas_; }
   const Options& options() const { return options_; }
+  const OptimizerRule& rule() const { return *rule_; }
 
  private:
   struct Bucket {
@@ -116,6 +125,7 @@ class ParamAndGradBuffer {
 
   Options options_;
   Replicas replicas_;
+  std::shared_ptr<const OptimizerRule> rule_;
   std::vector<Entry> entries_;
   std::vector<Bucket> buckets_;
   std::vector<size_t> bucket_of_entry_;
@@ -128,8 +138,8 @@ class ParamAndGradBuffer {
   std::function<void()> on_complete_;
 };
 
-/// Buffers of all parameters of a rank that are trained, one per dtype and set of replicas. Their buckets are
-/// reduced in one order, the same on all ranks, even if some of them use different parameters.
+/// Buffers of all parameters of a rank that are trained, one per dtype, set of replicas and optimizer rule.
+/// Their buckets are reduced in one order, the same on all ranks, even if some ranks use other parameters.
 ///
 /// Ranks find out who holds what in log2(n) rounds, without any rank that knows all (tensor_holders.h).
 class ParamAndGradBuffers {
@@ -138,9 +148,9 @@ class ParamAndGradBuffers {
   /// UserError(config) on all ranks if none trains anything, if tied tensors differ in shape or dtype, or if
   /// ranks that sum gradients have different buckets, naming two of them.
   ParamAndGradBuffers(ParameterSet& parameters, const Mesh& mesh, const ParamAndGradBuffer::Options& options,
-                      const std::vector<int64_t>& chunks = {});
+                      const std::vector<int64_t>& chunks = {}, const OptimizerRules& rules = {{adam_rule()}});
 
-  // Of every buffer:
+  // For all buffers:
   void zero_grad();
   void set_last_microbatch(int64_t chunk = 0);
   void finish_grad_sync();
@@ -149,7 +159,7 @@ class ParamAndGradBuffers {
 
   auto begin() { return buffers_.begin(); }
   auto end() { return buffers_.end(); }
-  /// At least one; the same dtypes and replicas, in the same order, on every rank.
+  /// At least one. All ranks have the same dtypes, replicas and rules in the same order.
   ParamAndGradBuffer& operator[](size_t i) { return buffers_.at(i); }
   size_t size() const { return buffers_.size(); }
 

@@ -22,27 +22,30 @@ using Entries = std::vector<Entry>;
 struct BufferKey {
   at::ScalarType dtype;
   AxisSet axes;
+  size_t rule;
   auto operator<=>(const BufferKey&) const = default;
 };
 
-BufferKey key_of(const Parameter& parameter) {
-  return {parameter.tensor.scalar_type(), parameter.options.replicated_over};
+BufferKey key_of(const Parameter& parameter, const OptimizerRules& rules) {
+  return {parameter.tensor.scalar_type(), parameter.options.replicated_over, rule_of(rules, parameter)};
 }
 
-// Of all ranks: each takes part in sums over the model.
-std::set<BufferKey> all_keys(const ParameterSet& parameters, HostGroup& world) {
+// The keys of all ranks: each takes part in sums over the model.
+std::set<BufferKey> all_keys(const ParameterSet& parameters, const OptimizerRules& rules, HostGroup& world) {
   std::set<std::string> mine;
   for (const Parameter& parameter : parameters.all()) {
-    const auto [dtype, axes] = key_of(parameter);
-    if (parameter.options.trainable) mine.insert(fmt::format("{} {}", static_cast<int>(dtype), axes.bits()));
+    if (!parameter.options.trainable) continue;
+    const auto [dtype, axes, rule] = key_of(parameter, rules);
+    mine.insert(fmt::format("{} {} {}", static_cast<int>(dtype), axes.bits(), rule));
   }
   std::set<BufferKey> keys;
   for (const std::string& text : union_of(world, mine)) {
     std::istringstream words(text);
     int dtype = 0;
     uint32_t axes = 0;
-    words >> dtype >> axes;
-    keys.insert({static_cast<at::ScalarType>(dtype), AxisSet::from_bits(axes)});
+    size_t rule = 0;
+    words >> dtype >> axes >> rule;
+    keys.insert({static_cast<at::ScalarType>(dtype), AxisSet::from_bits(axes), rule});
   }
   return keys;
 }
@@ -52,7 +55,8 @@ std::map<BufferKey, BufferKey> merge_equal_groups(const std::set<BufferKey>& key
   std::map<BufferKey, BufferKey> merged;
   for (const BufferKey& key : keys) {
     merged[key] = *std::find_if(keys.begin(), keys.end(), [&](const BufferKey& first) {
-      return first.dtype == key.dtype && mesh.group(first.axes).ranks == mesh.group(key.axes).ranks;
+      return first.dtype == key.dtype && first.rule == key.rule &&
+             mesh.group(first.axes).ranks == mesh.group(key.axes).ranks;
     });
   }
   return merged;
@@ -60,9 +64,9 @@ std::map<BufferKey, BufferKey> merge_equal_groups(const std::set<BufferKey>& key
 
 // By key, each in order of registration; none for keys of other ranks.
 std::map<BufferKey, Entries> make_entries(ParameterSet& parameters, const Mesh& mesh,
-                                          const std::vector<int64_t>& chunks) {
+                                          const std::vector<int64_t>& chunks, const OptimizerRules& rules) {
   const std::map<BufferKey, BufferKey> merged =
-      merge_equal_groups(all_keys(parameters, *mesh.world().communicator), mesh);
+      merge_equal_groups(all_keys(parameters, rules, *mesh.world().communicator), mesh);
   std::map<BufferKey, Entries> entries;
   for (const auto& [_, key] : merged) entries[key];
   int64_t position = 0, chunk = 0, left = chunks.empty() ? -1 : chunks[0];
@@ -70,7 +74,7 @@ std::map<BufferKey, Entries> make_entries(ParameterSet& parameters, const Mesh& 
     while (left == 0) left = chunks.at(++chunk);
     --left;
     if (!parameter.options.trainable) continue;
-    entries.at(merged.at(key_of(parameter)))
+    entries.at(merged.at(key_of(parameter, rules)))
         .push_back({.parameter = &parameter, .position = position++, .chunk = chunk});
   }
   return entries;
@@ -105,7 +109,7 @@ std::string set_holders(const std::vector<Entry*>& entries, AxisSet axes, const 
   return found.problem;
 }
 
-// Buffers of one dtype do not see tied tensors of another one: those of the same replicas are compared
+// Buffers of one dtype do not see tied tensors of another one: buffers of the same replicas are compared
 // together.
 std::string set_holders(std::map<BufferKey, Entries>& buffers, const Mesh& mesh) {
   std::map<AxisSet, std::vector<Entry*>> by_axes;
@@ -124,15 +128,16 @@ std::string set_holders(std::map<BufferKey, Entries>& buffers, const Mesh& mesh)
   return problem;
 }
 
-// Of the first buffer whose buckets differ among its replicas.
+// The first buffer whose buckets differ among its replicas; empty: none.
 std::string find_different_buckets(const std::map<BufferKey, Entries>& buffers, const Mesh& mesh,
-                                   const ParamAndGradBuffer::Options& options) {
+                                   const ParamAndGradBuffer::Options& options, const OptimizerRules& rules) {
   std::string problem;
   for (const auto& [key, entries] : buffers) {
     const Group& group = mesh.group(key.axes);
     if (group.size == 1) continue;
     const std::string found = find_different_bucket(
-        *group.communicator, mesh.rank(), ParamAndGradBuffer::describe_buckets(entries, group.size, options));
+        *group.communicator, mesh.rank(),
+        ParamAndGradBuffer::describe_buckets(entries, group.size, options, *rules[key.rule].rule));
     if (problem.empty()) problem = found;
   }
   return problem;
@@ -157,21 +162,22 @@ void check_agreement(const std::string& of_tied, const std::string& of_buckets, 
 
 ParamAndGradBuffers::ParamAndGradBuffers(ParameterSet& parameters, const Mesh& mesh,
                                          const ParamAndGradBuffer::Options& options,
-                                         const std::vector<int64_t>& chunks) {
-  std::map<BufferKey, Entries> all = make_entries(parameters, mesh, chunks);
+                                         const std::vector<int64_t>& chunks, const OptimizerRules& rules) {
+  std::map<BufferKey, Entries> all = make_entries(parameters, mesh, chunks, rules);
   if (all.empty()) {
     throw config_error({.what = "the model has no trainable parameters",
                         .where = "the model",
                         .fix = "Leave some of its parameters trainable"});
   }
   const std::string of_tied = set_holders(all, mesh);
-  check_agreement(of_tied, find_different_buckets(all, mesh, options), mesh);
+  check_agreement(of_tied, find_different_buckets(all, mesh, options, rules), mesh);
   for (auto& [key, entries] : all) {
     const Group& group = mesh.group(key.axes);
     const double share = static_cast<double>(group.size) / static_cast<double>(mesh.replicas().size);
     buffers_.emplace_back(std::move(entries),
                           ParamAndGradBuffer::Replicas{.axes = key.axes, .group = group, .share = share},
-                          at::TensorOptions().dtype(key.dtype).device(parameters.options().device), options);
+                          at::TensorOptions().dtype(key.dtype).device(parameters.options().device), options,
+                          rules[key.rule].rule);
   }
   set_reduction_order();
 }

@@ -11,6 +11,7 @@
 #include "teratron/optim/param_and_grad_buffer.h"
 #include "teratron/plan/operator_costs.h"
 #include "teratron/settings/component_options.h"
+#include "teratron/settings/optimizer_rules.h"
 #include "teratron/tokenizer/build_tokenizer.h"
 
 namespace teratron {
@@ -32,8 +33,8 @@ class PlannedWorld : public World {
 struct Counts {
   int64_t parameters = 0;
   int64_t trainable = 0;
-  double optimized = 0.0;  // of these, by this rank's optimizer
-  int64_t in_fp8 = 0;      // elements of the weights of FP8 GEMMs
+  std::vector<double> optimized;  // by optimizer rule: those that this rank steps
+  int64_t in_fp8 = 0;             // elements of the weights of FP8 GEMMs
 };
 
 TensorParallel tensor_parallel(const Arguments& a) {
@@ -57,13 +58,15 @@ Counts count_parameters(const Arguments& a, const ModelPlan& model, const std::v
   const Mesh mesh(mesh_options(a), world);
   for (const StageSpec& chunk : chunks) model.build({set, chunk, parallel, mesh});
   if (lora) freeze_base(set);
-  Counts counts{.parameters = set.numel()};
+  const OptimizerRules rules = optimizer_rules(a);
+  Counts counts{.parameters = set.numel(), .optimized = std::vector<double>(rules.size())};
   for (const Parameter& parameter : set.all()) {
     if (!parameter.options.trainable) continue;
     const int64_t replicas = mesh.group(parameter.options.replicated_over).size;
     counts.trainable += parameter.tensor.numel();
-    counts.optimized += static_cast<double>(parameter.tensor.numel()) /
-                        static_cast<double>(a.use_distributed_optimizer ? replicas : 1);
+    counts.optimized[rule_of(rules, parameter)] +=
+        static_cast<double>(parameter.tensor.numel()) /
+        static_cast<double>(a.use_distributed_optimizer ? replicas : 1);
   }
   if (set.fp8()) counts.in_fp8 = set.fp8()->weight_elements();
   return counts;
@@ -106,10 +109,14 @@ void add_activations(RankMemory& memory, const ModelPlan& model, const Arguments
   memory.temporary += windows;
 }
 
-// Moments and master weights: fp32 next to fp16 weights, the lower 16 bits of fp32 next to bf16.
-double optimizer_bytes_per_parameter(const Arguments& a) {
-  const double moments = a.optimizer == "adam" ? 8.0 : a.sgd_momentum > 0.0 ? 4.0 : 0.0;
-  return moments + (a.fp16 ? 4.0 : a.bf16 ? 2.0 : 0.0);
+// The rules' states and master weights: fp32 next to fp16 weights, the lower 16 bits of fp32 next to bf16.
+double optimizer_bytes(const Arguments& a, const Counts& counts) {
+  const double master = a.fp16 ? 4.0 : a.bf16 ? 2.0 : 0.0;
+  const OptimizerRules rules = optimizer_rules(a);
+  double bytes = 0.0;
+  for (size_t i = 0; i < rules.size(); ++i)
+    bytes += counts.optimized[i] * (static_cast<double>(state_bytes(*rules[i].rule)) + master);
+  return bytes;
 }
 
 constexpr auto push_memory = static_cast<double>(push_windows * push_window_bytes);  // of a group
@@ -162,7 +169,7 @@ RankMemory rank_memory(const Arguments& a, const ModelPlan& model, int64_t stage
   RankMemory memory{.parameters = counts.parameters,
                     .weights = weight_bytes(a, counts),
                     .gradients = trainable * 4.0,
-                    .optimizer = counts.optimized * optimizer_bytes_per_parameter(a)};
+                    .optimizer = optimizer_bytes(a, counts)};
   const int64_t in_flight = activations_by_formula(stage, schedule_shape(a, layout, *a.num_micro_batches));
   if (model.operators) add_activations(memory, model, a, chunks, static_cast<double>(in_flight));
   memory.temporary += gradient_window_memory(a, trainable) + sequence_window_memory(a);

@@ -6,6 +6,7 @@
 #include "teratron/kernels/optimizer/split_master_weights.h"
 
 namespace teratron::cuda {
+inline namespace optimizer {  // in the kernels' names (bench/kernel_breakdown.cpp)
 namespace {
 
 constexpr int block_shift = 6;  // log2 of optimizer_block
@@ -361,6 +362,7 @@ unsigned grid_for(int64_t n) {
 }
 
 }  // namespace
+}  // namespace optimizer
 
 void adam_step(const StepArgs& args, const AdamConstants& constants, CUstream_st* stream) {
   if (can_pipeline(args)) {

@@ -6,6 +6,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/megatron/optimizer/optimizer_groups.h"
+#include "teratron/optim/rules/adam_states.h"
 
 namespace teratron {
 
@@ -37,18 +38,18 @@ Bucket bucket_of(const std::shared_ptr<const TorchFile>& file,
   return bucket;
 }
 
-constexpr const char* state_names[] = {"param", "exp_avg", "exp_avg_sq"};
-
 // {"param": tensor, ...}, {"param": [tensor of each bucket], ...} or [{"param": tensor...} of each bucket].
 std::vector<Bucket> buckets_of(const PickleValue& value, const std::shared_ptr<const TorchFile>& file,
                                const std::string& where) {
   std::vector<std::map<std::string, PickledTensor>> parts;
-  const auto add = [&](size_t bucket, const char* name, const PickleValue& tensor) {
+  const auto add = [&](size_t bucket, const std::string& name, const PickleValue& tensor) {
     if (!tensor.is(Kind::tensor)) refuse_optimizer("a buffer is not a tensor", where);
     if (parts.size() <= bucket) parts.resize(bucket + 1);
     parts[bucket][name] = tensor.tensor;
   };
-  for (const char* name : state_names) {
+  std::vector<std::string> names = {"param"};
+  for (const RuleState& state : adam_states) names.emplace_back(state.name);
+  for (const std::string& name : names) {
     if (value.is(Kind::list)) {
       for (size_t i = 0; i < value.items.size(); ++i) {
         if (const PickleValue* const tensor = value.items[i]->find(name)) add(i, name, *tensor);
@@ -155,8 +156,8 @@ class DataParallelFile {
         ShardParts& target = parts[place.stage][place.number];
         const int64_t size = shard->end - shard->begin;
         if (number >= table.size()) refuse_optimizer("its groups have other sizes", where_);
-        for (const char* name : {"exp_avg", "exp_avg_sq"})
-          target[name].push_back(tensor(table[number]->find(name), size));
+        for (const auto& [name, type] : adam_states)
+          target[std::string(name)].push_back(tensor(table[number]->find(name), size));
         if (const PickleValue* const weights = master(group, i))
           target["param"].push_back(tensor(weights, size));
       }

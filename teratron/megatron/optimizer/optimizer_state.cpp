@@ -7,6 +7,7 @@
 #include "teratron/megatron/optimizer/flat_optimizer.h"
 #include "teratron/megatron/optimizer/optimizer_groups.h"
 #include "teratron/megatron/train_state.h"
+#include "teratron/optim/rules/adam_states.h"
 
 namespace teratron {
 
@@ -37,8 +38,8 @@ class WholeStates {
         const auto& [stage, index] = groups[group][i];
         const SavedParameter& parameter = stages_[stage][index];
         ParameterState& state = states[stage][index];
-        for (const char* name : {"exp_avg", "exp_avg_sq"})
-          state[name] = tensor(table[number]->find(name), parameter);
+        for (const auto& [name, type] : adam_states)
+          state[std::string(name)] = tensor(table[number]->find(name), parameter);
         if (const PickleValue* const weights = master(group, i)) state["param"] = tensor(weights, parameter);
         if (!agrees(parameter, state))
           refuse_optimizer(fmt::format("its fp32 weights of {} are others", printable(parameter.path)),

@@ -27,7 +27,7 @@ struct SavedParameter {
   bool decoupled = false;  // an embedding or output layer, which --decoupled-lr has in separate groups
 };
 
-/// "exp_avg", "exp_avg_sq" and, where they are, fp32 weights as "param".
+/// By name: adam_states and, where they are, fp32 weights as "param".
 using ParameterState = std::map<std::string, TensorSourcePtr>;
 
 struct RankOptimizer {

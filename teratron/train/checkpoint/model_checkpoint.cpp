@@ -91,13 +91,7 @@ void check_family(const CheckpointInfo& info, const LoadOptions& options) {
        .fix = fmt::format("Use `teratron pretrain {}`, or another folder", printable(saved))});
 }
 
-// SGD without momentum has none in fp32.
-bool has_optimizer_state(const json& settings) {
-  return settings.value("optimizer", "adam") != "sgd" || settings.value("sgd_momentum", 0.9) != 0.0 ||
-         settings.value("bf16", false) || settings.value("fp16", false);
-}
-
-void check_loadable(const CheckpointInfo& info, const LoadOptions& options) {
+void check_loadable(const CheckpointInfo& info, const LoadOptions& options, const Optimizer& optimizer) {
   check_family(info, options);
   const BothSettings settings(info, options);
   std::vector<std::string> fields = model_fields();
@@ -113,7 +107,7 @@ void check_loadable(const CheckpointInfo& info, const LoadOptions& options) {
   }
   check_same_model({.path = info.path, .config = settings.saved.dump()}, settings.current.dump(), fields,
                    fix);
-  if (options.optimizer && has_optimizer_state(settings.current) && !has_optimizer(info)) {
+  if (options.optimizer && optimizer.has_state() && !has_optimizer(info)) {
     throw checkpoint_error({.what = "the checkpoint holds no optimizer state",
                             .where = info.path.string(),
                             .fix = "Use --finetune to start a new run from its weights, or --no-load-optim"});
@@ -182,7 +176,7 @@ std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions&
   std::vector<std::string> ignored = other.left_out;
   ignored.emplace_back("optimizer.");
   const auto select = [&](const CheckpointInfo& found) {
-    check_loadable(found, options);
+    check_loadable(found, options, engine.optimizer());
     tensors = HostTensors();
     // A model that adapters or a head are added to has no weights of theirs.
     add_weights(engine.parameters(), found, tensors, [&](const std::string& name) {

@@ -70,7 +70,8 @@ TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
   }
   if (options.lora) freeze_base(parameters_);
   if (options.per_token_loss) options_.reduction.average_in_collective = false;
-  buffers_ = std::make_unique<ParamAndGradBuffers>(parameters_, mesh, options_.reduction, sizes);
+  buffers_ =
+      std::make_unique<ParamAndGradBuffers>(parameters_, mesh, options_.reduction, sizes, options.rules);
   optimizer_ = std::make_unique<Optimizer>(*buffers_, mesh, options.optimizer);
   connect_links(mesh, at::TensorOptions().dtype(options.precision.dtype).device(options.device));
   if (options.graphs_after > 0) set_up_graphs(options);

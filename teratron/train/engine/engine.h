@@ -45,6 +45,7 @@ struct PrecisionOptions {
 struct EngineOptions {
   ModelPlan model = {};
   ParallelOptions parallel = {};
+  OptimizerRules rules = {{adam_rule()}};
   OptimizerOptions optimizer = {};
   PrecisionOptions precision = {};
   /// Only adapters, and heads that a finetuning adds, are trained.

@@ -8,6 +8,7 @@
 #include "teratron/models/precision.h"
 #include "teratron/settings/checks/graphs.h"
 #include "teratron/settings/component_options.h"
+#include "teratron/settings/optimizer_rules.h"
 
 namespace teratron {
 
@@ -69,10 +70,7 @@ void check_expert_graphs_on(const Arguments& args, const std::string& gpu, int64
 }
 
 OptimizerOptions optimizer_options(const Arguments& args) {
-  return {.kind = args.optimizer == "sgd" ? OptimizerKind::sgd : OptimizerKind::adam,
-          .adam = {.beta1 = args.adam_beta1, .beta2 = args.adam_beta2, .eps = args.adam_eps},
-          .sgd_momentum = args.sgd_momentum,
-          .clip_grad = args.clip_grad,
+  return {.clip_grad = args.clip_grad,
           .skip_nonfinite = args.fp16 || args.check_for_nan_in_loss_and_grad,
           .count_zeros = args.log_num_zeros_in_grad};
 }
@@ -96,6 +94,7 @@ EngineOptions engine_options(const Arguments& args, const ModelPlan& model, at::
                        .overlap_p2p = args.overlap_p2p_comm,
                        .sequence_parallel = args.sequence_parallel && args.tensor_model_parallel_size > 1,
                        .overlap_tensor_parallel = args.async_tensor_model_parallel_allreduce},
+          .rules = optimizer_rules(args),
           .optimizer = optimizer_options(args),
           .precision = {.dtype = model_dtype(args), .fp8 = fp8_options(args)},
           .lora = lora_options(args, model),
