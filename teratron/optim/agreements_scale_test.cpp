@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t tensor_ranks = 8, layers_of_stage = 2;
 
-/// Of a transformer; the embedding is tied over the first and the last stage.
+/// The tensors of a transformer. Its embedding is tied over the first and the last stage.
 std::vector<HeldTensor> tensors_of(const HolderPlace& place, int64_t stages) {
   std::vector<HeldTensor> tensors;
   if (place.stage == 0 || place.stage == stages - 1)

@@ -71,7 +71,7 @@ class Divider {
     return round_up(length, rules_.block * rules_.ranks);
   }
 
-  /// The same with no item in two slices.
+  /// Sets `begins` such that no item is in two slices, and returns the bucket's length.
   int64_t place_whole(const BucketLayout::Bucket& bucket) {
     std::vector<size_t> largest_first(bucket.end - bucket.first);
     std::iota(largest_first.begin(), largest_first.end(), bucket.first);

@@ -2,8 +2,8 @@
 // OptimizerParamScheduler.
 //
 // n counts samples: it grows by the global batch size at every successful step, not at steps skipped for
-// overflow. Iteration-based flags are multiplied by the global batch size, or mean the samples of those steps
-// of a step batch-size schedule.
+// overflow. Flags in iterations are multiplied by the global batch size. With a step batch-size schedule they
+// mean the samples of so many steps.
 //
 //   n <= w, w > 0          lr = init + (max - init) * n / w                   (warm-up over w samples)
 //   constant               lr = max
@@ -109,9 +109,9 @@ class OptimizerParamScheduler {
   /// end_wd, wd_incr_style, wd_incr_steps; for WSD also wsd_decay_steps, lr_wsd_decay_style.
   nlohmann::json state() const;
   /// Loads num_steps, and the rest according to `rule`. Weight decay and WSD keys may be absent, as in old
-  /// checkpoints. UserError(checkpoint) for a missing or mistyped key and, with must_match, for a difference
-  /// (but the WSD decay may change); UserError(config) if the learning rate would jump into a WSD decay that
-  /// is longer than what is left.
+  /// checkpoints. UserError(checkpoint) for a missing or mistyped key. With must_match also for a difference,
+  /// but the WSD decay may change. UserError(config) if the learning rate would jump into a WSD decay that is
+  /// longer than the rest of the training.
   void load(const nlohmann::json& state, ScheduleLoadRule rule);
 
  private:

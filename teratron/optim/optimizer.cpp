@@ -74,7 +74,7 @@ std::vector<FlatRange> step_ranges(const ParamAndGradBuffer& buffer) {
   return matrices;
 }
 
-// Writes the values that differ from those written last. Those after the first are mostly equal to it.
+// Writes nothing if the values are those written last. Most are equal to the first: one launch fills all.
 void write_changes(const at::Tensor& device, std::vector<double>& written,
                    const std::vector<double>& values) {
   if (values == written) return;

@@ -98,7 +98,7 @@ class ParamAndGradBuffer {
   const at::Tensor& gradients() const { return gradients_; }      // fp32 (fp64), 1-D
   const at::Tensor& parameters() const { return parameters_; }    // the parameters' dtype, 1-D
   const std::vector<Entry>& entries() const { return entries_; }  // in order of `range`
-  /// Those that begin or end in the range.
+  /// The entries that lie in the range, or partly.
   std::span<const Entry> entries_in(const FlatRange& range) const;
   /// Elements that this rank's optimizer updates, ascending.
   const std::vector<FlatRange>& owned() const { return owned_; }

@@ -109,8 +109,8 @@ std::string set_holders(const std::vector<Entry*>& entries, AxisSet axes, const 
   return found.problem;
 }
 
-// Buffers of one dtype do not see tied tensors of another one: buffers of the same replicas are compared
-// together.
+// A tensor may be tied to one of another dtype, which is an error. So all buffers of the same replicas are
+// compared together.
 std::string set_holders(std::map<BufferKey, Entries>& buffers, const Mesh& mesh) {
   std::map<AxisSet, std::vector<Entry*>> by_axes;
   for (auto& [key, entries] : buffers) {

@@ -31,7 +31,25 @@ struct GroupCase {
   ParamAndGradBuffer::Options buffers = {};
   bool overlaps = true;  // reductions start during backward
   bool late = false;     // collectives run inside wait()
+  bool whole = false;    // the optimizer needs whole parameters
 };
+
+// Adam, but no rank owns a part of a parameter.
+class WholeAdam : public OptimizerRule {
+ public:
+  Unit unit() const override { return Unit::matrix; }
+  std::vector<RuleState> states() const override { return adam_->states(); }
+  void step(const Slice& slice, const StepScalars& scalars) const override { adam_->step(slice, scalars); }
+
+ private:
+  std::shared_ptr<const OptimizerRule> adam_ = adam_rule();
+};
+
+OptimizerRules rules_of(const GroupCase& c) {
+  if (!c.whole) return {{adam_rule()}};
+  return {{std::make_shared<WholeAdam>(), [](const Parameter& p) { return p.shard().parts == 1; }},
+          {adam_rule()}};
+}
 
 bool is_first(const Point& n, const Point& at) {
   return n.pp == 1 || at.pp == 0;
@@ -47,7 +65,7 @@ std::string expert_of(const Point& n, const Point& at) {
 
 using Parameters = std::vector<std::pair<std::string, ParameterOptions>>;
 
-// Of one rank. The first and the last stage hold different kinds, so that others have empty buffers.
+// The parameters of one rank. The first and the last stage hold different kinds: others have empty buffers.
 Parameters parameters_of(const Point& n, const Point& at) {
   const auto options = [](const Shard& shard, AxisSet axes = replica_axes) {
     return ParameterOptions{.shard = shard, .init = Init::normal(0.5), .replicated_over = axes};
@@ -230,7 +248,8 @@ class Rank {
     for (const auto& [name, options] : parameters_of(c.sizes, at_)) set_.create(name, options);
     ParamAndGradBuffer::Options options = c.buffers;
     options.bucket_size = 20;
-    buffers_ = std::make_unique<ParamAndGradBuffers>(set_, mesh, options);
+    buffers_ =
+        std::make_unique<ParamAndGradBuffers>(set_, mesh, options, std::vector<int64_t>{}, rules_of(c));
     optimizer_ = std::make_unique<Optimizer>(*buffers_, mesh,
                                              OptimizerOptions{.clip_grad = clip, .count_zeros = true});
   }
@@ -316,7 +335,7 @@ void run_case(const GroupCase& c, const std::function<void(Rank&)>& body) {
   });
 }
 
-TEST(ReplicaGroups, TrainLikeOneRank) {
+void expect_like_one_rank(const std::vector<int>& all_options, bool whole) {
   const Point layouts[] = {{},
                            {.dp = 2},
                            {.tp = 2, .dp = 2},
@@ -327,14 +346,15 @@ TEST(ReplicaGroups, TrainLikeOneRank) {
                            {.dp = 4, .ep = 2},
                            {.tp = 2, .cp = 2, .dp = 2, .ep = 2}};
   for (const Point& sizes : layouts) {
-    for (int options = 0; options < 8; ++options) {
+    for (const int options : all_options) {
       const auto option = [&](int bit) { return (options >> bit & 1) != 0; };
       const GroupCase c{.sizes = sizes,
                         .buffers = {.sharded = option(0),
                                     .average_in_collective = option(1),
                                     .overlap_param_gather = option(0) && option(2)},
                         .overlaps = option(2),
-                        .late = option(0) != option(1)};
+                        .late = option(0) != option(1),
+                        .whole = whole};
       SCOPED_TRACE(fmt::format("tp {} cp {} dp {} pp {} ep {}, options {:03b}", sizes.tp, sizes.cp, sizes.dp,
                                sizes.pp, sizes.ep, options));
       run_case(c, [](Rank& rank) {
@@ -343,6 +363,14 @@ TEST(ReplicaGroups, TrainLikeOneRank) {
       if (testing::Test::HasFailure()) return;
     }
   }
+}
+
+TEST(ReplicaGroups, TrainLikeOneRank) {
+  expect_like_one_rank({0, 1, 2, 3, 4, 5, 6, 7}, /*whole=*/false);
+}
+
+TEST(ReplicaGroups, TrainWholeParametersLikeOneRank) {
+  expect_like_one_rank({0, 1, 7}, /*whole=*/true);
 }
 
 // Axes of size 1 do not add buffers: without parallelism there is one per dtype.

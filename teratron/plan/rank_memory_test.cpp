@@ -1,6 +1,10 @@
 #include "teratron/plan/rank_memory.h"
 
+#include <algorithm>
+#include <ranges>
+
 #include "teratron/plan/flops.h"
+#include "teratron/settings/optimizer_rules.h"
 #include "teratron/testing/validation.h"
 
 namespace teratron {
@@ -32,6 +36,22 @@ TEST(RankMemory, CountsTheBytesOfEachPart) {
   EXPECT_EQ(memory.optimizer, 2.5 * count);
   EXPECT_EQ(memory.peak(), 8.5 * count + memory.activations + memory.temporary);
   EXPECT_EQ(memory_of({"--fp16", "--use-distributed-optimizer"}, 4).optimizer, 3.0 * count);
+}
+
+/// Each choice of --optimizer has rules, whose states are counted.
+TEST(RankMemory, FollowsTheOptimizerRule) {
+  const std::span<const Field> fields = arguments_schema().fields();
+  const auto field = std::ranges::find(fields, std::string_view("optimizer"), &Field::name);
+  ASSERT_TRUE(field != fields.end());
+  for (const auto choice : std::views::split(field->traits.choices, '|')) {
+    const std::string name(choice.begin(), choice.end());
+    const Args flags = {"--optimizer", name};
+    const OptimizerRules rules = optimizer_rules(validated(flags, 1).args);
+    const RankMemory memory = memory_of(flags);
+    if (rules.size() > 1) continue;
+    EXPECT_EQ(memory.optimizer / static_cast<double>(memory.parameters), state_bytes(*rules[0].rule)) << name;
+  }
+  EXPECT_EQ(memory_of({"--optimizer", "sgd", "--sgd-momentum", "0"}).optimizer, 0.0);
 }
 
 /// Two windows of 64 MiB where a rank's part of a bucket has at least 1 MiB.

@@ -35,7 +35,7 @@ bool is_hidden_matrix(const Parameter& parameter) {
   return parameter.tensor.dim() == 2 && parameter.options.param_group == ParamGroup::standard;
 }
 
-GPTConfig four_layers() {
+GPTConfig four_llama_layers() {
   GPTConfig config = llama_config();
   config.layers = 4;
   return config;
@@ -61,7 +61,7 @@ class MatrixRules : public testing::Test {
   std::map<std::string, at::Tensor> visit(const Visit& visit) const {
     GlobalTensors global;
     run_layout(visit.layout, [&](const Mesh& mesh) {
-      EngineOptions options = engine_options(four_layers(), visit.layout, visit.dtype);
+      EngineOptions options = engine_options(four_llama_layers(), visit.layout, visit.dtype);
       options.rules = {{std::make_shared<NormalisedMomentum>(), is_hidden_matrix}, {adam_rule()}};
       TrainEngine engine(options, mesh);
       if (visit.load) {
@@ -80,14 +80,14 @@ class MatrixRules : public testing::Test {
   fs::path folder_;
 };
 
-void expect_close(const std::map<std::string, at::Tensor>& actual,
-                  const std::map<std::string, at::Tensor>& expected) {
+void expect_close_to_serial(const std::map<std::string, at::Tensor>& actual,
+                            const std::map<std::string, at::Tensor>& expected) {
   ASSERT_EQ(actual.size(), expected.size());
   for (const auto& [name, tensor] : expected)
     EXPECT_TRUE(at::allclose(actual.at(name), tensor, 1e-7, 1e-9)) << name;
 }
 
-const Layout layouts[] = {
+const Layout matrix_layouts[] = {
     {.dp = 2},
     {.dp = 2, .sharded = true},
     {.dp = 4, .sharded = true, .overlap_param_gather = true, .average_in_collective = true},
@@ -103,28 +103,28 @@ TEST_F(MatrixRules, TrainLikeOneRank) {
   EXPECT_TRUE(serial.contains("optimizer.momentum." + weight));
   EXPECT_FALSE(serial.contains("optimizer.exp_avg." + weight));
   EXPECT_TRUE(serial.contains("optimizer.exp_avg." + norm));
-  for (const Layout& layout : layouts) {
+  for (const Layout& layout : matrix_layouts) {
     SCOPED_TRACE(to_string(layout));
-    expect_close(visit({.layout = layout, .end = 3}), serial);
+    expect_close_to_serial(visit({.layout = layout, .end = 3}), serial);
   }
 }
 
 TEST_F(MatrixRules, ResumeInAnotherLayout) {
   const auto serial = visit({.end = 4});
-  const Layout* previous = &layouts[5];
-  for (const Layout& layout : layouts) {
+  const Layout* previous = &matrix_layouts[5];
+  for (const Layout& layout : matrix_layouts) {
     SCOPED_TRACE(to_string(*previous) + " -> " + to_string(layout));
     visit({.layout = *previous, .end = 2, .save = 2});
-    expect_close(visit({.layout = layout, .load = 2, .end = 4}), serial);
+    expect_close_to_serial(visit({.layout = layout, .load = 2, .end = 4}), serial);
     previous = &layout;
   }
 }
 
 TEST_F(MatrixRules, AreReshardedBitwise) {
   for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
-    const auto written = visit({.layout = layouts[4], .dtype = type, .end = 2, .save = 2});
+    const auto written = visit({.layout = matrix_layouts[4], .dtype = type, .end = 2, .save = 2});
     EXPECT_TRUE(written.contains("optimizer.param.decoder.layers.1.mlp.linear_fc1.weight"));
-    const auto read = visit({.layout = layouts[2], .dtype = type, .load = 2, .end = 2});
+    const auto read = visit({.layout = matrix_layouts[2], .dtype = type, .load = 2, .end = 2});
     ASSERT_EQ(read.size(), written.size());
     for (const auto& [name, tensor] : written) EXPECT_TRUE(at::equal(read.at(name), tensor)) << name;
   }
@@ -136,7 +136,7 @@ TEST_F(MatrixRules, OwnWholeMatrices) {
   std::map<std::string, int> owners;
   const Layout layout{.dp = 4, .sharded = true};
   run_layout(layout, [&](const Mesh& mesh) {
-    EngineOptions options = engine_options(four_layers(), layout, at::kDouble);
+    EngineOptions options = engine_options(four_llama_layers(), layout, at::kDouble);
     options.rules = {{std::make_shared<NormalisedMomentum>(), is_hidden_matrix}, {adam_rule()}};
     TrainEngine engine(options, mesh);
     const std::lock_guard lock(mutex);
@@ -157,7 +157,7 @@ TEST_F(MatrixRules, NonfiniteGradientsChangeNothing) {
   const Layout layout{.tp = 2, .dp = 2, .sharded = true};
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     run_layout(layout, [&](const Mesh& mesh) {
-      EngineOptions options = engine_options(four_layers(), layout, type);
+      EngineOptions options = engine_options(four_llama_layers(), layout, type);
       options.rules = {{std::make_shared<NormalisedMomentum>(), is_hidden_matrix}, {adam_rule()}};
       TrainEngine engine(options, mesh);
       train_step(engine, layout, {}, 0, {.lr = 1e-2});
