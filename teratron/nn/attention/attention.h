@@ -44,7 +44,7 @@ struct AttentionRequest {
   /// Sliding window (Beltagy et al. 2020): number of keys that a causal query sees, its own position
   /// included; 0: all.
   int64_t window = 0;
-  /// [N] ALiBi slopes of this rank's heads (nn/alibi.h); undefined: no bias.
+  /// [N] ALiBi slopes of this rank's heads (nn/attention/alibi.h); undefined: no bias.
   at::Tensor alibi_slopes;
   /// [N, Sq + Sk - 1] of this rank's heads, in f64 for f64 queries, else f32: the score of query i and key j
   /// of a sample gets the bias in column j - i + Sq - 1, which stands for the distance of the key from the

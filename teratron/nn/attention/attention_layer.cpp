@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "teratron/base/error.h"
-#include "teratron/nn/alibi.h"
+#include "teratron/nn/attention/alibi.h"
 #include "teratron/nn/attention/paged_attention.h"
 #include "teratron/nn/relative_position.h"
 

@@ -8,7 +8,7 @@
 
 #include "teratron/comm/host/thread_world.h"
 #include "teratron/kernels/attention/merge_attention.h"
-#include "teratron/nn/alibi.h"
+#include "teratron/nn/attention/alibi.h"
 #include "teratron/nn/context_parallel/partial_attention.h"
 #include "teratron/nn/context_parallel/zigzag.h"
 #include "teratron/testing/attention_reference.h"

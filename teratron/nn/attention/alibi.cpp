@@ -1,4 +1,4 @@
-#include "teratron/nn/alibi.h"
+#include "teratron/nn/attention/alibi.h"
 
 #include <bit>
 #include <cmath>
