@@ -2,7 +2,6 @@
 #include <optional>
 
 #include <ATen/Parallel.h>
-#include <CLI/CLI.hpp>
 #include <fmt/ranges.h>
 
 #include "teratron/base/config/command_line.h"
@@ -12,7 +11,6 @@
 #include "teratron/bench/bench_shapes.h"
 #include "teratron/bench/generate_bench.h"
 #include "teratron/bench/serve_bench.h"
-#include "teratron/cli/at_least.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/cli/train/training_arguments.h"
@@ -49,39 +47,42 @@ std::vector<std::string> shape_flags(const BenchShape& shape, const std::string&
   return flags;
 }
 
-void add_shape(CLI::App& app, Options& options) {
-  app.add_option("--shape", options.shape, "one of: " + bench_shape_names())->capture_default_str();
-  app.add_option("--precision", options.precision, "bf16, fp16 or fp32")
-      ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
-      ->capture_default_str();
-  app.add_option("--json", options.json, "JSON file to write the result to");
-  app.allow_extras();
-  app.footer("All other flags are those of `teratron pretrain` and override those of the shape.");
+// A command that times a shape: `own` fields, and those of the shape.
+CommandLine command_line(const char* name, const char* summary, Options& options, std::vector<Field> own) {
+  CommandLine line = {
+      .name = name,
+      .usage = "[--shape NAME] [FLAGS]",
+      .summary = summary,
+      .fields = {bound_field("shape", &options.shape, "Model shape, listed below"),
+                 bound_field("precision", &options.precision, "Dtype of weights and activations",
+                             {.choices = "bf16|fp16|fp32"}),
+                 bound_field("json", &options.json, "JSON file to write the result to")},
+      .others = OtherArguments::collected,
+      .footer = "Shapes: " + bench_shape_names() +
+                "\nAll other flags are those of `teratron pretrain` and override those of the shape."};
+  line.fields.insert(line.fields.end(), own.begin(), own.end());
+  return line;
 }
 
 int bench_generate_command(std::span<const std::string> args) {
   Options options;
   GenerateBenchOptions bench;
   bool eager = false;
-  CLI::App app("Time the generation of text with random weights of a model shape", "teratron bench generate");
-  add_shape(app, options);
-  app.add_option("--batch", bench.batch, "sequences at once")->check(at_least(1))->capture_default_str();
-  app.add_option("--prompt-tokens", bench.prompt, "tokens of each prompt")
-      ->check(at_least(1))
-      ->capture_default_str();
-  app.add_option("--new-tokens", bench.new_tokens, "tokens of each answer")
-      ->check(CLI::Range(2, 1 << 20))
-      ->capture_default_str();
-  app.add_flag("--eager", eager, "without CUDA graphs");
-  app.add_option("--profiled-steps", bench.profiled_steps,
-                 "additional steps of decoding under the profiler, with a table of their kernels; 0: none")
-      ->check(at_least(0))
-      ->capture_default_str();
-  if (!parse_command(app, args)) return 0;
+  const CommandLine line = command_line(
+      "teratron bench generate", "Time the generation of text with random weights of a model shape.", options,
+      {bound_field("batch", &bench.batch, "Sequences at once", {.min = 1}),
+       bound_field("prompt_tokens", &bench.prompt, "Tokens of each prompt", {.min = 1}),
+       bound_field("new_tokens", &bench.new_tokens, "Tokens of each answer", {.min = 2, .max = 1 << 20}),
+       bound_field("eager", &eager, "Without CUDA graphs"),
+       bound_field("profiled_steps", &bench.profiled_steps,
+                   "Additional steps of decoding under the profiler, with a table of their kernels; 0: none",
+                   {.min = 0})});
+  const std::optional<std::vector<std::string>> flags = read_command(line, args);
+  if (!flags) return 0;
   const BenchShape& shape = find_bench_shape(options.shape);
   const Registry registry;
   const ParsedArguments parsed =
-      pretrain_arguments(shape_flags(shape, options.precision, app.remaining()),
+      pretrain_arguments(shape_flags(shape, options.precision, *flags),
                          read_launch_env(process_environment).size, {find_family(shape.family), registry});
   bench.name = fmt::format("{} {}", options.shape, options.precision);
   bench.family = shape.family;
@@ -99,18 +100,20 @@ int bench_generate_command(std::span<const std::string> args) {
 int bench_serve_command(std::span<const std::string> args) {
   Options options;
   ServeBenchOptions bench;
-  CLI::App app("Serve random weights of a model shape, for load generators (bench/serve_load.py)",
-               "teratron bench serve");
-  add_shape(app, options);
-  app.add_option("--batch", bench.batch, "sequences at once")->check(at_least(1))->capture_default_str();
-  app.add_option("--longest", bench.longest, "tokens of the longest sequence")
-      ->check(at_least(1))
-      ->capture_default_str();
-  app.add_option("--listen-port", bench.port, "0: any that is free")->capture_default_str();
-  if (!parse_command(app, args)) return 0;
+  int64_t port = bench.port;
+  const CommandLine line = command_line(
+      "teratron bench serve",
+      "Serve random weights of a model shape, for load generators (bench/serve_load.py).", options,
+      {bound_field("batch", &bench.batch, "Sequences at once", {.min = 1}),
+       bound_field("longest", &bench.longest, "Tokens of the longest sequence", {.min = 1}),
+       bound_field("listen_port", &port, "Port to listen on; 0: any that is free",
+                   {.min = 0, .max = 65535})});
+  const std::optional<std::vector<std::string>> flags = read_command(line, args);
+  if (!flags) return 0;
+  bench.port = static_cast<int>(port);
   const BenchShape& shape = find_bench_shape(options.shape);
   const Registry registry;
-  const ParsedArguments parsed = pretrain_arguments(shape_flags(shape, options.precision, app.remaining()), 1,
+  const ParsedArguments parsed = pretrain_arguments(shape_flags(shape, options.precision, *flags), 1,
                                                     {find_family(shape.family), registry});
   bench.name = options.shape;
   bench.family = shape.family;
@@ -126,21 +129,20 @@ int bench_command(std::span<const std::string> args) {
   if (!args.empty() && args.front() == "generate") return bench_generate_command(args.subspan(1));
   if (!args.empty() && args.front() == "serve") return bench_serve_command(args.subspan(1));
   Options options;
-  CLI::App app(
-      "Time the training step of a model shape on mock data, or on --data-path, with the real training loop",
-      "teratron bench");
-  add_shape(app, options);
-  app.add_option("--warm-up-seconds", options.bench.warm_up_seconds, "seconds before the first timed step")
-      ->check(CLI::Range(0.0, 86400.0))
-      ->capture_default_str();
-  app.add_option("--steps", options.bench.steps, "timed steps")->check(at_least(1))->capture_default_str();
-  app.add_option("--profiled-steps", options.bench.profiled_steps,
-                 "additional steps under the profiler; 0: none")
-      ->check(at_least(0))
-      ->capture_default_str();
-  if (!parse_command(app, args)) return 0;
+  const CommandLine line = command_line(
+      "teratron bench",
+      "Time the training step of a model shape on mock data, or on --data-path, with the real training loop. "
+      "`bench generate` and `bench serve` time generation.",
+      options,
+      {bound_field("warm_up_seconds", &options.bench.warm_up_seconds, "Seconds before the first timed step",
+                   {.min = 0, .max = 86400}),
+       bound_field("steps", &options.bench.steps, "Timed steps", {.min = 1}),
+       bound_field("profiled_steps", &options.bench.profiled_steps,
+                   "Additional steps under the profiler; 0: none", {.min = 0})});
+  const std::optional<std::vector<std::string>> given = read_command(line, args);
+  if (!given) return 0;
   const BenchShape& shape = find_bench_shape(options.shape);
-  const std::vector<std::string> extra = app.remaining();
+  const std::vector<std::string>& extra = *given;
   const std::vector<std::string> flags = shape_flags(shape, options.precision, extra);
   options.bench.name = fmt::format("{}{}{}", options.shape, extra.empty() ? "" : " ", fmt::join(extra, " "));
   const Registry registry;

@@ -1,11 +1,9 @@
 #include <filesystem>
 #include <iostream>
 
-#include <CLI/CLI.hpp>
 #include <unistd.h>
 
 #include "teratron/base/config/command_line.h"
-#include "teratron/base/config/config.h"
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
@@ -23,11 +21,13 @@ struct ConfigOptions {
   std::string action;  // "", "default" or "update"
   std::string file = "teratron.yaml";
   std::string family = "gpt";
-  std::string preset, hf_config, gpu_memory, gpus;
+  std::optional<std::string> gpu_memory;
+  std::optional<int64_t> gpus;
+  Arguments settings = {};
 
   std::vector<std::string> model_flags() const {
-    if (!preset.empty()) return {"--model-preset", preset};
-    if (!hf_config.empty()) return {"--hf-config", hf_config};
+    if (settings.model_preset) return {"--model-preset", *settings.model_preset};
+    if (settings.hf_config) return {"--hf-config", *settings.hf_config};
     return {};
   }
 };
@@ -35,23 +35,27 @@ struct ConfigOptions {
 std::optional<ConfigOptions> read_config_options(std::span<const std::string> args) {
   ConfigOptions options;
   bool take_defaults = false;
-  CLI::App app(
-      "Ask Accelerate's questions about machines, parallelism and precision, and write a "
-      "configuration file",
-      "teratron config");
-  app.add_option("action", options.action,
-                 "default: write the defaults without asking; update: add the keys that an older file lacks");
-  app.add_option("--config-file", options.file, "file to write; must not exist, except for update")
-      ->capture_default_str();
-  app.add_flag("--default", take_defaults, "the same as default");
-  app.add_option("--family", options.family, "what the file is for: gpt, bert, ...")->capture_default_str();
-  app.add_option("--model-preset", options.preset, "propose a layout in which this model fits");
-  app.add_option("--hf-config", options.hf_config,
-                 "propose a layout for this config.json, or the folder that holds it");
-  app.add_option("--num-gpus", options.gpus, "GPUs of a machine; default: those of this one");
-  app.add_option("--gpu-memory", options.gpu_memory,
-                 "memory of a GPU in GiB, or its name; default: that of this machine's");
-  if (!parse_command(app, args)) return std::nullopt;
+  const CommandLine line = {
+      .name = "teratron config",
+      .usage = "[default|update] [FLAGS]",
+      .summary =
+          "Ask Accelerate's questions about machines, parallelism and precision, and write a configuration "
+          "file.",
+      .fields = {
+          bound_field("action", &options.action,
+                      "default: write the defaults without asking; update: add the keys that an older file "
+                      "lacks",
+                      {.positional = true}),
+          bound_field("config_file", &options.file, "File to write; must not exist, except for update"),
+          bound_field("default", &take_defaults, "The same as the action default"),
+          bound_field("family", &options.family, "What the file is for: gpt, bert, ..."),
+          bound_setting("model_preset", &options.settings, "Propose a layout in which this model fits"),
+          bound_setting("hf_config", &options.settings,
+                        "Propose a layout for this config.json, or the folder that holds it"),
+          bound_field("num_gpus", &options.gpus, "GPUs of a machine; default: those of this one", {.min = 1}),
+          bound_field("gpu_memory", &options.gpu_memory,
+                      "Memory of a GPU in GiB, or its name; default: that of this machine's")}};
+  if (!read_command(line, args)) return std::nullopt;
   if (take_defaults && options.action.empty()) options.action = "default";
   if (!options.action.empty() && options.action != "default" && options.action != "update")
     throw config_error({.what = fmt::format("'{}' is not a subcommand", printable(options.action, 40)),
@@ -61,7 +65,7 @@ std::optional<ConfigOptions> read_config_options(std::span<const std::string> ar
 }
 
 std::optional<GpuMemory> memory_of(const ConfigOptions& options, int64_t gpus) {
-  if (!options.gpu_memory.empty()) return parse_gpu_memory(options.gpu_memory);
+  if (options.gpu_memory) return parse_gpu_memory(*options.gpu_memory);
   if (gpus == 0 || gpu_count() == 0) return std::nullopt;
   const Gpu* const gpu = find_gpu(device_name(current_gpu()));
   if (!gpu) return std::nullopt;
@@ -70,8 +74,7 @@ std::optional<GpuMemory> memory_of(const ConfigOptions& options, int64_t gpus) {
 
 WizardDefaults wizard_defaults(const ConfigOptions& options) {
   const Family& family = find_family(options.family);
-  WizardDefaults defaults{
-      .gpus = options.gpus.empty() ? gpu_count() : parse_count(options.gpus, "--num-gpus", "number of GPUs")};
+  WizardDefaults defaults{.gpus = options.gpus ? *options.gpus : gpu_count()};
   const std::vector<std::string> model = options.model_flags();
   if (model.empty()) return defaults;
   const std::optional<GpuMemory> memory = memory_of(options, defaults.gpus);

@@ -132,7 +132,7 @@ TEST(Config, TheFileIsReadBack) {
   write_text(path, accelerate_yaml(answers), ExitCode::config);
   const std::vector<std::string> flags = {"--config-file",    path.string(),   "--micro-batch-size", "2",
                                           "--tokenizer-type", "NullTokenizer", "--vocab-size",       "9"};
-  ParsedArguments parsed = parse_arguments("pretrain gpt", flags);
+  ParsedArguments parsed = parse_arguments(training_of(find_family("gpt")), flags);
   std::filesystem::remove(path);
   validate_arguments(parsed, answers.processes, {.needs_model = false, .needs_data = false});
   EXPECT_EQ(parsed.args.tensor_model_parallel_size, 2);

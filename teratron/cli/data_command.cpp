@@ -3,21 +3,16 @@
 #include <bit>
 #include <filesystem>
 #include <memory>
-#include <set>
-
-#include <CLI/CLI.hpp>
 
 #include "teratron/base/config/command_line.h"
 #include "teratron/base/error.h"
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
-#include "teratron/cli/at_least.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/tokenizer_flags.h"
 #include "teratron/data/blend.h"
 #include "teratron/data/dataset_builder.h"
 #include "teratron/data/indexed/indexed_dataset.h"
-#include "teratron/data/indexed/indexed_dataset_builder.h"
 #include "teratron/models/gpt/data/gpt_index.h"
 #include "teratron/models/masked_data/masked_dataset.h"
 #include "teratron/tokenizer/build_tokenizer.h"
@@ -120,7 +115,7 @@ struct SampleFlags {
   std::string prefix;
   int64_t document = 0;
   int64_t count = 1;
-  TokenizerOptions tokenizer;
+  TokenizerFlags tokenizer;
 };
 
 void sample(const SampleFlags& flags) {
@@ -130,33 +125,39 @@ void sample(const SampleFlags& flags) {
                         .where = "--document",
                         .fix = fmt::format("Use 0 to {}", dataset.documents() - 1)});
   }
-  const auto tokenizer = optional_tokenizer(flags.tokenizer);
+  const auto tokenizer = optional_tokenizer(flags.tokenizer.options());
   const int64_t end = flags.document + std::min(flags.count, dataset.documents() - flags.document);
   for (int64_t document = flags.document; document < end; ++document)
     show_document(dataset, document, tokenizer.get(), INT64_MAX);
 }
 
-/// Which part of which dataset, and where to write arrays.
+/// Which part of which dataset, what is sampled from it, and where to write arrays.
 struct PartFlags {
-  std::vector<std::string> data_path;
-  std::string split = "969,30,1";
+  Arguments settings = {};
   std::string part = "train";
   std::string folder = ".";
   int64_t rows = 10;
-};
-
-struct IndicesFlags {
-  PartFlags part;
-  GPTIndexOptions index;
-};
-
-struct MappingFlags {
-  PartFlags part;
-  int64_t sequence_length = 0;
   std::optional<int64_t> samples;
-  bool one_sentence = false;
-  SampleMappingOptions mapping;
+
+  PartFlags() { settings.split = "969,30,1"; }
+  std::vector<Field> fields(const FieldTraits& length);
+  uint32_t seed() const { return static_cast<uint32_t>(settings.seed); }
 };
+
+std::vector<Field> PartFlags::fields(const FieldTraits& length) {
+  Field data = bound_setting("data_path", &settings, "Prefix of the dataset, for a mapping also a blend");
+  data.traits.positional = data.traits.required = true;
+  Field tokens = bound_setting("seq_length", &settings, "Tokens of a sample, with special tokens");
+  tokens.traits = length;
+  return {data,
+          tokens,
+          bound_field("num_samples", &samples, "Number of samples; default: one epoch", {.min = 0}),
+          bound_setting("seed", &settings, "Seed of the shuffles"),
+          bound_setting("split", &settings, "Shares of train, valid and test"),
+          bound_field("split_part", &part, "Part of the split", {.choices = "train|valid|test"}),
+          bound_field("output_dir", &folder, "Folder for the .npy files", {.aliases = "--output"}),
+          bound_field("rows", &rows, "Number of entries to print", {.min = 0})};
+}
 
 void show_array(const char* name, const IndexArray& array, int64_t rows) {
   std::string text;
@@ -171,7 +172,7 @@ void show_array(const char* name, const IndexArray& array, int64_t rows) {
 }
 
 IndexedDataset dataset_of(const PartFlags& flags) {
-  const std::vector<std::string> prefixes = parse_data_path(flags.data_path).prefixes;
+  const std::vector<std::string> prefixes = parse_data_path(flags.settings.data_path).prefixes;
   if (prefixes.size() != 1) {
     throw config_error(
         {.what = fmt::format("{} datasets given, but an index belongs to one", prefixes.size()),
@@ -181,12 +182,12 @@ IndexedDataset dataset_of(const PartFlags& flags) {
   return IndexedDataset(strip_dataset_suffix(prefixes[0]));
 }
 
-/// Of `count` sequences or documents.
+/// The part --split-part of `count` sequences or documents.
 SequenceRange range_of(const PartFlags& flags, const IndexedDataset& dataset, int64_t count,
                        const char* unit) {
   const auto part = static_cast<size_t>(std::find(kSplitNames.begin(), kSplitNames.end(), flags.part) -
                                         kSplitNames.begin());
-  const auto range = split_ranges(parse_split(flags.split), count)[part];
+  const auto range = split_ranges(parse_split(*flags.settings.split), count)[part];
   if (!range || range->size() == 0) {
     throw data_error({.what = fmt::format("the {} part of {} {} is empty", flags.part, count, unit),
                       .where = printable(dataset.prefix(), 1000),
@@ -200,46 +201,50 @@ void write_array(const char* name, const IndexArray& array, const PartFlags& fla
   array.save((fs::path(flags.folder) / fmt::format("{}.npy", name)).string());
 }
 
-void indices(const IndicesFlags& flags) {
-  const IndexedDataset dataset = dataset_of(flags.part);
-  const SequenceRange range = range_of(flags.part, dataset, dataset.sequences(), "sequences");
-  const GPTIndex index = build_gpt_index(range, dataset.lengths(range.first, range.size()), flags.index);
-  make_directories(flags.part.folder, ExitCode::config);
+void indices(const PartFlags& flags) {
+  const IndexedDataset dataset = dataset_of(flags);
+  const SequenceRange range = range_of(flags, dataset, dataset.sequences(), "sequences");
+  const GPTIndex index = build_gpt_index(
+      range, dataset.lengths(range.first, range.size()),
+      {.sequence_length = flags.settings.seq_length.value(), .seed = flags.seed(), .samples = flags.samples});
+  make_directories(flags.folder, ExitCode::config);
   print("{}", printable(dataset.prefix(), 1000));
-  print("  {}: sequences {} to {}, {} tokens per epoch, {} epochs, {} samples", flags.part.part, range.first,
+  print("  {}: sequences {} to {}, {} tokens per epoch, {} epochs, {} samples", flags.part, range.first,
         range.last - 1, index.tokens_per_epoch, index.epochs, index.samples());
   const std::pair<const char*, const IndexArray*> arrays[] = {{"document_index", &index.document_index},
                                                               {"sample_index", &index.sample_index},
                                                               {"shuffle_index", &index.shuffle_index}};
-  for (const auto& [name, array] : arrays) write_array(name, *array, flags.part);
+  for (const auto& [name, array] : arrays) write_array(name, *array, flags);
 }
 
 /// Builds the sample mappings of a part and writes each; of a blend also which sample of which dataset comes
 /// when.
 class MappingWriter {
  public:
-  explicit MappingWriter(const MappingFlags& flags)
-      : flags_(flags), blend_(parse_data_path(flags.part.data_path).prefixes.size() > 1) {}
+  MappingWriter(const PartFlags& flags, bool one_sentence)
+      : flags_(flags),
+        one_sentence_(one_sentence),
+        blend_(parse_data_path(flags.settings.data_path).prefixes.size() > 1) {}
 
   void run() {
-    const auto part = std::ranges::find(kSplitNames, flags_.part.part) - kSplitNames.begin();
-    DataSources sources{.data_path = flags_.part.data_path, .split = flags_.part.split};
+    const auto part = std::ranges::find(kSplitNames, flags_.part) - kSplitNames.begin();
+    DataSources sources{.data_path = flags_.settings.data_path, .split = *flags_.settings.split};
     sources.samples[static_cast<size_t>(part)] = flags_.samples;
-    make_directories(flags_.part.folder, ExitCode::config);
+    make_directories(flags_.folder, ExitCode::config);
     const Datasets built = build_datasets(
         sources,
         {.unit = SplitUnit::documents, .make = [this](const DatasetPart& one) { return write(one); }});
     const auto& dataset = part == 0 ? built.train : part == 1 ? built.valid : built.test;
     if (!dataset) {
-      throw data_error({.what = fmt::format("the {} part has no documents", flags_.part.part),
+      throw data_error({.what = fmt::format("the {} part has no documents", flags_.part),
                         .where = "--data-path",
                         .fix = "Change --split or --split-part"});
     }
     if (!blend_) return;
     const BlendIndex& index = dynamic_cast<const BlendedDataset&>(*dataset).index();
     print("blend of {} samples", dataset->size());
-    write_array("dataset_index", index.dataset_index, flags_.part);
-    write_array("dataset_sample_index", index.dataset_sample_index, flags_.part);
+    write_array("dataset_index", index.dataset_index, flags_);
+    write_array("dataset_sample_index", index.dataset_sample_index, flags_);
   }
 
  private:
@@ -253,135 +258,127 @@ class MappingWriter {
   };
 
   std::shared_ptr<const Dataset> write(const DatasetPart& part) {
-    SampleMappingOptions options = flags_.mapping;
-    options.max_length = flags_.sequence_length - bert_special_tokens;
-    options.min_sentences = flags_.one_sentence ? 1 : 2;
+    SampleMappingOptions options{
+        .max_length = flags_.settings.seq_length.value() - bert_special_tokens,
+        .short_sequence_probability = flags_.settings.short_seq_prob,
+        .seed = flags_.seed(),
+        .min_sentences = one_sentence_ ? 1 : 2,
+    };
     if (!part.samples) options.max_epochs = 1;
     options.max_samples = part.samples.value_or(INT64_MAX);
     const IndexArray array = build_sample_mapping(*part.data, part.range, options);
     print("{}", printable(part.data->prefix(), 1000));
-    print("  {}: documents {} to {}, {} samples (first sentence, last + 1, tokens)", flags_.part.part,
+    print("  {}: documents {} to {}, {} samples (first sentence, last + 1, tokens)", flags_.part,
           part.range.first, part.range.last - 1, array.rows());
     const std::string name = blend_ ? fmt::format("sample_mapping.{}", written_++) : "sample_mapping";
-    write_array(name.c_str(), array, flags_.part);
+    write_array(name.c_str(), array, flags_);
     return std::make_shared<Samples>(array.rows());
   }
 
-  const MappingFlags& flags_;
+  const PartFlags& flags_;
+  bool one_sentence_;
   bool blend_;
   int64_t written_ = 0;
 };
 
-void declare_part(CLI::App& app, PartFlags& flags) {
-  app.add_option("prefixes,--data-path", flags.data_path, "prefix of the dataset, for a mapping also a blend")
-      ->required();
-  app.add_option("--split", flags.split, "shares of train, valid and test")->capture_default_str();
-  app.add_option("--split-part", flags.part, "train, valid or test")
-      ->check(CLI::IsMember(std::vector<std::string>(kSplitNames.begin(), kSplitNames.end())))
-      ->capture_default_str();
-  app.add_option("--output-dir,--output", flags.folder, "folder for the .npy files")->capture_default_str();
-  app.add_option("--rows", flags.rows, "entries to print")->capture_default_str();
+using Args = std::span<const std::string>;
+
+constexpr FieldTraits some_prefixes = {.required = true, .positional = true};
+
+std::vector<Field> with(std::vector<Field> fields, const std::vector<Field>& more) {
+  fields.insert(fields.end(), more.begin(), more.end());
+  return fields;
 }
 
-void declare_indices(CLI::App& app, IndicesFlags& flags) {
-  declare_part(app, flags.part);
-  app.add_option("--seq-length", flags.index.sequence_length, "tokens per sample")
-      ->required()
-      ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}));
-  app.add_option("--num-samples", flags.index.samples, "requested samples; default: one epoch")
-      ->check(at_least(0));
-  app.add_option("--seed", flags.index.seed, "seed of the shuffles")->capture_default_str();
+int inspect_command(Args args) {
+  std::vector<std::string> prefixes;
+  TokenizerFlags flags;
+  const Field prefix = bound_field("prefixes", &prefixes, "Paths without .bin and .idx", some_prefixes);
+  if (!read_command(
+          {.name = "teratron data inspect",
+           .usage = "PREFIX... [FLAGS]",
+           .summary = "Show sizes, element type, lengths and the first document (with tokenizer flags as "
+                      "text).",
+           .fields = with({prefix}, flags.fields())},
+          args))
+    return 0;
+  const auto tokenizer = optional_tokenizer(flags.options());
+  for (const std::string& each : prefixes) inspect(each, tokenizer.get());
+  return 0;
 }
 
-void declare_mapping(CLI::App& app, MappingFlags& flags) {
-  declare_part(app, flags.part);
-  app.add_option("--seq-length", flags.sequence_length, "tokens per sample, special tokens included")
-      ->required()
-      ->check(CLI::Range(bert_special_tokens + 2, int64_t{INT32_MAX}));
-  app.add_option("--num-samples", flags.samples, "requested samples; default: one epoch")->check(at_least(1));
-  app.add_option("--seed", flags.mapping.seed, "seed of lengths and shuffle")->capture_default_str();
-  app.add_option("--short-seq-prob", flags.mapping.short_sequence_probability, "share of shorter samples")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
-  app.add_flag("--bert-no-binary-head", flags.one_sentence, "also samples of one sentence");
+int verify_command(Args args) {
+  std::vector<std::string> prefixes;
+  std::optional<int64_t> vocab_size;
+  if (!read_command(
+          {.name = "teratron data verify",
+           .usage = "PREFIX... [--vocab-size N]",
+           .summary = "Check every index entry.",
+           .fields = {bound_field("prefixes", &prefixes, "Paths without .bin and .idx", some_prefixes),
+                      bound_field("vocab_size", &vocab_size, "Check that all token ids are below it",
+                                  {.min = 0})}},
+          args))
+    return 0;
+  for (const std::string& prefix : prefixes) verify(prefix, vocab_size.value_or(0));
+  return 0;
 }
 
-/// Prefixes of all .bin and .idx files in a folder, sorted.
-std::vector<std::string> datasets_in(const std::string& folder) {
-  std::set<std::string> prefixes;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string path = entry.path().string();
-    if (entry.is_regular_file() && strip_dataset_suffix(path) != path)
-      prefixes.insert(strip_dataset_suffix(path));
-  }
-  return {prefixes.begin(), prefixes.end()};
+int sample_command(Args args) {
+  SampleFlags flags;
+  const std::vector<Field> own = {
+      bound_field("prefix", &flags.prefix, "Path without .bin and .idx", some_prefixes),
+      bound_field("document", &flags.document, "First document to print"),
+      bound_field("count", &flags.count, "Number of documents", {.min = 1})};
+  if (!read_command({.name = "teratron data sample",
+                     .usage = "PREFIX [FLAGS]",
+                     .summary = "Print documents: ids, or text with tokenizer flags.",
+                     .fields = with(own, flags.tokenizer.fields())},
+                    args))
+    return 0;
+  sample(flags);
+  return 0;
+}
+
+int indices_command(Args args) {
+  PartFlags flags;
+  if (!read_command({.name = "teratron data indices",
+                     .usage = "PREFIX --seq-length N [FLAGS]",
+                     .summary = "Write the index arrays of a GPT dataset as .npy.",
+                     .fields = flags.fields({.min = 1, .max = INT32_MAX, .required = true})},
+                    args))
+    return 0;
+  indices(flags);
+  return 0;
+}
+
+int mapping_command(Args args) {
+  PartFlags flags;
+  bool one_sentence = false;
+  const std::vector<Field> own = {
+      bound_setting("short_seq_prob", &flags.settings),
+      bound_field("bert_no_binary_head", &one_sentence, "Also samples of one sentence")};
+  if (!read_command(
+          {.name = "teratron data mapping",
+           .usage = "PREFIX... --seq-length N [FLAGS]",
+           .summary = "Write the sample mapping of a BERT dataset, or of each in a blend, as .npy.",
+           .fields =
+               with(flags.fields({.min = bert_special_tokens + 2, .max = INT32_MAX, .required = true}), own)},
+          args))
+    return 0;
+  MappingWriter(flags, one_sentence).run();
+  return 0;
 }
 
 }  // namespace
 
 int data_command(std::span<const std::string> args) {
-  CLI::App app("Inspect indexed datasets", "teratron data");
-  app.require_subcommand(1);
-  std::vector<std::string> prefixes;
-  int64_t vocab_size = 0;
-  SampleFlags sample_flags;
-  IndicesFlags index_flags;
-  MappingFlags mapping_flags;
-  CLI::App* const inspect_app = app.add_subcommand(
-      "inspect", "Show sizes, element type, lengths and the first document (as text with tokenizer flags)");
-  CLI::App* const verify_app = app.add_subcommand("verify", "Check every index entry");
-  for (CLI::App* const sub : {inspect_app, verify_app}) {
-    sub->add_option("prefixes", prefixes, "paths without .bin and .idx")->required();
-  }
-  add_tokenizer_flags(*inspect_app, sample_flags.tokenizer);
-  verify_app->add_option("--vocab-size", vocab_size, "check that all token ids are below it");
-  CLI::App* const sample_app =
-      app.add_subcommand("sample", "Print documents: ids, or text with tokenizer flags");
-  sample_app->add_option("prefix", sample_flags.prefix, "path without .bin and .idx")->required();
-  sample_app->add_option("--document", sample_flags.document, "first document to print")
-      ->capture_default_str();
-  sample_app->add_option("--count", sample_flags.count, "number of documents")->check(at_least(1));
-  add_tokenizer_flags(*sample_app, sample_flags.tokenizer);
-  CLI::App* const index_app =
-      app.add_subcommand("indices", "Write the index arrays of a GPT dataset as .npy");
-  declare_indices(*index_app, index_flags);
-  CLI::App* const mapping_app = app.add_subcommand(
-      "mapping", "Write the sample mapping of a BERT dataset, or of each in a blend, as .npy");
-  declare_mapping(*mapping_app, mapping_flags);
-  if (!parse_command(app, args)) return static_cast<int>(ExitCode::ok);
-  const auto tokenizer = inspect_app->parsed() ? optional_tokenizer(sample_flags.tokenizer) : nullptr;
-  for (const std::string& prefix : prefixes)
-    inspect_app->parsed() ? inspect(prefix, tokenizer.get()) : verify(prefix, vocab_size);
-  if (sample_app->parsed()) sample(sample_flags);
-  if (index_app->parsed()) indices(index_flags);
-  if (mapping_app->parsed()) MappingWriter(mapping_flags).run();
-  return static_cast<int>(ExitCode::ok);
-}
-
-int merge_command(std::span<const std::string> args) {
-  CLI::App app("Concatenate indexed datasets", "teratron merge");
-  std::vector<std::string> inputs;
-  std::string output;
-  app.add_option("--input", inputs, "a folder (all its datasets, by name) or prefixes in order")->required();
-  app.add_option("--output-prefix", output, "output path without .bin and .idx")->required();
-  if (!parse_command(app, args)) return static_cast<int>(ExitCode::ok);
-  if (inputs.size() == 1 && fs::is_directory(inputs[0])) inputs = datasets_in(inputs[0]);
-  for (std::string& input : inputs) input = strip_dataset_suffix(input);
-  if (inputs.empty()) {
-    throw data_error(
-        {.what = "the folder has no datasets", .where = "--input", .fix = "Name another folder"});
-  }
-  if (std::find(inputs.begin(), inputs.end(), output) != inputs.end()) {
-    throw config_error({.what = "the output would replace one of the inputs",
-                        .where = "--output-prefix",
-                        .fix = "Use another path"});
-  }
-  IndexedDatasetBuilder builder(output, IndexedDataset(inputs[0]).dtype());
-  for (const std::string& input : inputs) builder.add_dataset(IndexedDataset(input));
-  builder.finalize();
-  print("{}: {} datasets, {} documents, {} sequences, {} tokens", output, inputs.size(), builder.documents(),
-        builder.sequences(), builder.tokens());
-  return static_cast<int>(ExitCode::ok);
+  const Subcommand subcommands[] = {
+      {"inspect", "show sizes, lengths and the first document", inspect_command},
+      {"verify", "check every index entry", verify_command},
+      {"sample", "print documents", sample_command},
+      {"indices", "write the index arrays of a GPT dataset", indices_command},
+      {"mapping", "write the sample mapping of a BERT dataset", mapping_command}};
+  return run_subcommand("teratron data", subcommands, args);
 }
 
 }  // namespace teratron

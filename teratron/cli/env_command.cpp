@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
-#include <CLI/CLI.hpp>
 #include <c10/macros/Macros.h>
 #include <sys/utsname.h>
 #include <torch/headeronly/version.h>
@@ -40,8 +39,8 @@ void print_gpus() {
 }  // namespace
 
 int env_command(std::span<const std::string> args) {
-  CLI::App app("Show versions, devices and build options", "teratron env");
-  if (!parse_command(app, args)) return 0;
+  if (!read_command({.name = "teratron env", .summary = "Show versions, devices and build options."}, args))
+    return 0;
   print("teratron      {}", TERATRON_VERSION);
   print("built         {}, {}", TERATRON_BUILD_TYPE, TERATRON_COMPILER);
   print("GPU kernels   {}", TERATRON_GPU_KERNELS);

@@ -3,7 +3,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <CLI/CLI.hpp>
 
 #include "teratron/base/config/command_line.h"
 #include "teratron/base/file.h"
@@ -11,6 +10,7 @@
 #include "teratron/base/text_lines.h"
 #include "teratron/ckpt/safetensors.h"
 #include "teratron/cli/commands.h"
+#include "teratron/cli/inference_program.h"
 #include "teratron/cli/logits_tensors.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/generate/language_model.h"
@@ -23,13 +23,8 @@ namespace teratron {
 namespace {
 
 struct LogitsOptions {
-  std::string load, hf, lora;
   std::string input;
   std::string output;
-  std::string device = "auto";
-  int64_t context_parallel_size = 1;
-  std::optional<int64_t> tensor_parallel_size, expert_parallel_size, expert_tensor_parallel_size;
-  std::vector<std::string> cp_comm_type = {"p2p"};
   bool bert_embeddings = false;
 };
 
@@ -157,45 +152,26 @@ void run_rank(const ParsedArguments& parsed, const LogitsOptions& options, const
 }  // namespace
 
 int logits_command(std::span<const std::string> args) {
+  const Program program = inference_program("logits", {});
   LogitsOptions options;
-  CLI::App app("Compute the logits of token ids in fp32", "teratron logits");
-  app.add_option("--load", options.load, "checkpoint directory");
-  app.add_option("--hf", options.hf, "Hugging Face folder, in place of a checkpoint");
-  app.add_option("--lora", options.lora, "folder with LoRA adapters in PEFT's format");
-  app.add_option("--input", options.input,
-                 "text, one sequence of token ids per line; or safetensors, int64 [B, S]")
-      ->required();
-  app.add_option("--output", options.output, "safetensors file to write")->required();
-  app.add_flag("--output-bert-embeddings", options.bert_embeddings,
-               "write the mean hidden state of each text's inner tokens instead, [B, H]");
-  app.add_option("--device", options.device, "auto, cpu or cuda")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  app.add_option("--context-parallel-size", options.context_parallel_size,
-                 "ranks that share the tokens of each sequence");
-  app.add_option("--cp-comm-type", options.cp_comm_type,
-                 "communication of attention between them: p2p, all_gather or a2a, or one per layer");
-  app.add_option("--tensor-model-parallel-size", options.tensor_parallel_size,
-                 "ranks that share each dense layer; by default all, but context-parallel ones");
-  app.add_option("--expert-model-parallel-size", options.expert_parallel_size,
-                 "ranks that experts are divided over");
-  app.add_option("--expert-tensor-parallel-size", options.expert_tensor_parallel_size,
-                 "ranks that share each expert; by default the rest of the tensor-parallel ones");
-  if (!parse_command(app, args)) return 0;
-
-  std::vector<std::string> flags = {"--device", options.device, "--context-parallel-size",
-                                    std::to_string(options.context_parallel_size), "--cp-comm-type"};
-  flags.insert(flags.end(), options.cp_comm_type.begin(), options.cp_comm_type.end());
-  const std::pair<const char*, std::optional<int64_t>> sizes[] = {
-      {"--tensor-model-parallel-size", options.tensor_parallel_size},
-      {"--expert-model-parallel-size", options.expert_parallel_size},
-      {"--expert-tensor-parallel-size", options.expert_tensor_parallel_size}};
-  for (const auto& [flag, size] : sizes) {
-    if (size) flags.insert(flags.end(), {flag, std::to_string(*size)});
+  Arguments defaults;
+  CommandLine line = {
+      .name = "teratron logits",
+      .usage = "(--load DIR | --hf DIR) --input FILE --output FILE.safetensors [FLAGS]",
+      .summary = "Compute the logits of token ids in fp32.",
+      .fields = {bound_field("input", &options.input,
+                             "Text, one sequence of token ids per line; or safetensors, int64 [B, S]",
+                             {.required = true}),
+                 bound_field("output", &options.output, "Safetensors file to write", {.required = true}),
+                 bound_field("output_bert_embeddings", &options.bert_embeddings,
+                             "Write the mean hidden state of each text's inner tokens instead, [B, H]")},
+      .others = OtherArguments::collected};
+  for (const Field& field : arguments_schema().fields()) {
+    if (is_for(field, program.names)) line.collected.push_back(bound_setting(field.name, &defaults));
   }
-  if (!options.load.empty()) flags.insert(flags.end(), {"--load", options.load});
-  if (!options.hf.empty()) flags.insert(flags.end(), {"--hf", options.hf});
-  if (!options.lora.empty()) flags.insert(flags.end(), {"--lora", options.lora});
-  const ParsedArguments parsed = parse_arguments("logits", flags, {.architecture = architecture_settings});
+  const std::optional<std::vector<std::string>> flags = read_command(line, args);
+  if (!flags) return 0;
+  const ParsedArguments parsed = parse_arguments(program, *flags, {.architecture = architecture_settings});
   run_tensor_parallel(parsed, [&](const Mesh& mesh) { run_rank(parsed, options, mesh); });
   return 0;
 }

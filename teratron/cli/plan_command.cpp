@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "teratron/base/config/command_line.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/plan_flags.h"
@@ -22,26 +23,30 @@ struct PlanOptions {
   bool show_schedule = false;
 };
 
-// Separates the flags of plan from those of pretrain.
-PlanOptions read_options(std::span<const std::string> args) {
+// Nullopt if --help was printed.
+std::optional<PlanOptions> read_options(std::span<const std::string> args) {
   PlanOptions options;
-  for (size_t i = 0; i < args.size(); ++i) {
-    const std::string& arg = args[i];
-    const std::string name = flag_of(canonical_name(arg.substr(0, arg.find('='))));
-    const auto value = [&]() -> std::string {
-      if (arg.find('=') != arg.npos) return arg.substr(arg.find('=') + 1);
-      return ++i < args.size() ? args[i] : "";
-    };
-    if (name == "--show-schedule") {
-      options.show_schedule = true;
-    } else if (name == "--world-size") {
-      options.world_size = parse_count(value(), "--world-size", "number of ranks");
-    } else if (name == "--gpu-memory") {
-      options.gpu = parse_gpu_memory(value());
-    } else {
-      options.flags.push_back(arg);
-    }
-  }
+  std::optional<std::string> memory;
+  const CommandLine line = {
+      .name = "teratron plan",
+      .usage = "[FAMILY] [--world-size N] [--gpu-memory SIZE] [--show-schedule] FLAGS...",
+      .summary =
+          "Check a command line of `teratron pretrain FAMILY` (default: gpt) without running it; FLAGS are "
+          "its flags.",
+      .fields = {bound_field("world_size", &options.world_size,
+                             "Number of ranks; default: those of one model replica", {.min = 1}),
+                 bound_field(
+                     "gpu_memory", &memory,
+                     "Whether each stage fits, and what to change if not: GiB, or a GPU's name, for which "
+                     "the time of a step is estimated as well"),
+                 bound_field("show_schedule", &options.show_schedule,
+                             "Draw the schedule of the pipeline stages")},
+      .others = OtherArguments::collected,
+      .footer = "GPUs with a name: " + gpu_names()};
+  std::optional<std::vector<std::string>> flags = read_command(line, args);
+  if (!flags) return std::nullopt;
+  options.flags = std::move(*flags);
+  if (memory) options.gpu = parse_gpu_memory(*memory);
   return options;
 }
 
@@ -173,29 +178,15 @@ void print_schedule(const Arguments& a) {
   print("{}", draw(shape));
 }
 
-void print_help() {
-  print_line("teratron plan [FAMILY] [--world-size N] [--gpu-memory SIZE] [--show-schedule] FLAGS...");
-  print_line(
-      "Checks a command line of `teratron pretrain FAMILY` (default: gpt) for N ranks without running it; "
-      "FLAGS are its flags.");
-  print_line("  --world-size N     number of ranks; default: those of one model replica");
-  print_line(
-      "  --gpu-memory SIZE  whether each stage fits, and what to change if not: GiB, or a GPU's name,");
-  print_line("                     for which the time of a step is estimated as well: " + gpu_names());
-  print_line("  --show-schedule    draw the schedule of the pipeline stages");
-}
-
 }  // namespace
 
 int plan_command(std::span<const std::string> args, const Registry& registry) {
   const bool is_named = !args.empty() && !args[0].starts_with("-");
   const Family& family = is_named ? find_family(args[0], registry.families) : default_model(registry).family;
-  const PlanOptions options = read_options(args.subspan(is_named ? 1 : 0));
+  const std::optional<PlanOptions> given_options = read_options(args.subspan(is_named ? 1 : 0));
+  if (!given_options) return 0;
+  const PlanOptions& options = *given_options;
   ParsedArguments parsed = given_arguments(options.flags, {family, registry});
-  if (parsed.help) {
-    print_help();
-    return 0;
-  }
   const Arguments& a = parsed.args;
   const bool schedule_alone = options.show_schedule && !a.num_layers;
   if (schedule_alone) {

@@ -1,7 +1,6 @@
-// Values of flags that `plan` and `config` share.
+// The value of --gpu-memory of `plan` and `config`.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "teratron/plan/flops.h"
@@ -16,9 +15,5 @@ struct GpuMemory {
 
 /// GiB, or the name of a known GPU. UserError(config) for anything else.
 GpuMemory parse_gpu_memory(const std::string& text);
-
-/// UserError(config) unless the text is a positive whole number; `flag` and `what` ("number of ranks") name
-/// it.
-int64_t parse_count(const std::string& text, const std::string& flag, const std::string& what);
 
 }  // namespace teratron

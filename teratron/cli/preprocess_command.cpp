@@ -5,13 +5,11 @@
 #include <memory>
 #include <thread>
 
-#include <CLI/CLI.hpp>
 #include <unistd.h>
 
 #include "teratron/base/config/command_line.h"
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
-#include "teratron/cli/at_least.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/tokenizer_flags.h"
 #include "teratron/data/text/line_reader.h"
@@ -24,54 +22,48 @@ namespace {
 
 struct Flags {
   PreprocessOptions options;
-  TokenizerOptions tokenizer;
+  TokenizerFlags tokenizer;
   std::vector<std::string> patterns;
   std::string implementation = "mmap";
   std::string language = "english";
   std::string punkt_model;
+  int64_t workers = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  int64_t partitions = 1;
   int64_t chunk_size = 25;
   bool keep_sequential = false;
   bool keep_newlines = false;
 };
 
-void declare(CLI::App& app, Flags& flags) {
+std::vector<Field> fields_of(Flags& flags) {
   PreprocessOptions& options = flags.options;
-  app.add_option("--input", flags.patterns,
-                 "JSON lines: files (also .gz .xz .zst), patterns, or - for standard input")
-      ->required();
-  app.add_option("--json-keys,--json-key", options.json_keys, "keys of the texts")->capture_default_str();
-  app.add_option("--output-prefix", options.output_prefix, "output path without _<key>_document.bin")
-      ->required();
-  app.add_flag("--append-eod", options.append_eod, "end each document with the end-of-document token");
-  app.add_flag("--split-sentences", options.split_sentences, "one sequence per sentence");
-  app.add_flag("--keep-newlines", flags.keep_newlines, "keep newlines between sentences");
-  app.add_option(
-      "--punkt-model", flags.punkt_model,
-      "folder with a sentence splitter model in nltk's punkt_tab format (default: the language's model in "
-      "$NLTK_DATA, else built-in rules for English)");
-  app.add_option("--lang", flags.language, "language of the text, for sentence splitting")
-      ->capture_default_str();
-  options.workers = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  app.add_option("--workers", options.workers, "tokenizer threads; the output does not depend on it")
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
-  app.add_option("--partitions", options.partitions,
-                 "assign lines round-robin to this many partitions, then concatenate them")
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
-  app.add_flag("--keep-sequential-samples", flags.keep_sequential,
-               "keep the order of the lines with --partitions");
-  app.add_option("--log-interval", options.log_interval, "documents between progress lines")
-      ->check(at_least(1))
-      ->capture_default_str();
-  app.add_option("--max-bad", options.max_bad, "bad lines to skip before failing")
-      ->check(at_least(0))
-      ->capture_default_str();
-  app.add_option("--dataset-impl", flags.implementation, "mmap, or cached or lazy for the legacy format")
-      ->check(CLI::IsMember({"mmap", "cached", "lazy"}))
-      ->capture_default_str();
-  app.add_option("--chunk-size", flags.chunk_size, "no effect; block sizes are automatic");
-  add_tokenizer_flags(app, flags.tokenizer);
+  std::vector<Field> fields = {
+      bound_field("input", &flags.patterns,
+                  "JSON lines: files (also .gz .xz .zst), patterns, or - for standard input",
+                  {.required = true}),
+      bound_field("json_keys", &options.json_keys, "Keys of the texts", {.aliases = "--json-key"}),
+      bound_field("output_prefix", &options.output_prefix, "Output path without _<key>_document.bin",
+                  {.required = true}),
+      bound_field("append_eod", &options.append_eod, "End each document with the end-of-document token"),
+      bound_field("split_sentences", &options.split_sentences, "One sequence per sentence"),
+      bound_field("keep_newlines", &flags.keep_newlines, "Keep newlines between sentences"),
+      bound_field("punkt_model", &flags.punkt_model,
+                  "Folder with a sentence splitter in nltk's punkt_tab format; default: the language's in "
+                  "$NLTK_DATA, else built-in rules for English"),
+      bound_field("lang", &flags.language, "Language of the text, for sentence splitting"),
+      bound_field("workers", &flags.workers, "Tokenizer threads; the output does not depend on it",
+                  {.min = 1, .max = 4096}),
+      bound_field("partitions", &flags.partitions,
+                  "Assign lines round-robin to this many partitions, then concatenate them",
+                  {.min = 1, .max = 4096}),
+      bound_field("keep_sequential_samples", &flags.keep_sequential,
+                  "Keep the order of the lines with --partitions"),
+      bound_field("log_interval", &options.log_interval, "Documents between progress lines", {.min = 1}),
+      bound_field("max_bad", &options.max_bad, "Bad lines to skip before failing", {.min = 0}),
+      bound_field("dataset_impl", &flags.implementation, "mmap, or cached or lazy for the legacy format",
+                  {.choices = "mmap|cached|lazy"}),
+      bound_field("chunk_size", &flags.chunk_size, "No effect: block sizes are automatic")};
+  for (const Field& field : flags.tokenizer.fields()) fields.push_back(field);
+  return fields;
 }
 
 /// Replaces inputs by `<name>_ss<extension>`, if it exists: the file already split into sentences.
@@ -89,11 +81,13 @@ void prefer_split_inputs(std::vector<std::string>& inputs) {
 void resolve(Flags& flags) {
   PreprocessOptions& options = flags.options;
   options.inputs = expand_patterns(flags.patterns);
+  options.workers = static_cast<int>(flags.workers);
+  options.partitions = static_cast<int>(flags.partitions);
   options.drop_empty_documents = flags.tokenizer.compat_version == "2.6";
   if (options.split_sentences) prefer_split_inputs(options.inputs);
   if (flags.keep_sequential) options.partitions = 1;
   if (flags.implementation != "mmap") options.format = IndexFormat::legacy;
-  if (flags.tokenizer.type.empty()) {
+  if (!flags.tokenizer.settings.tokenizer_type) {
     throw config_error({.what = "no tokenizer given",
                         .where = "--tokenizer-type",
                         .fix = "Add for example --tokenizer-type GPT2BPETokenizer"});
@@ -144,12 +138,15 @@ void show_progress(const PreprocessProgress& progress, bool terminal) {
 }  // namespace
 
 int preprocess_command(std::span<const std::string> args) {
-  CLI::App app("Convert JSON lines to an indexed dataset", "teratron preprocess");
   Flags flags;
-  declare(app, flags);
-  if (!parse_command(app, args)) return static_cast<int>(ExitCode::ok);
+  if (!read_command({.name = "teratron preprocess",
+                     .usage = "--input FILE... --output-prefix PREFIX --tokenizer-type TYPE [FLAGS]",
+                     .summary = "Convert JSON lines to an indexed dataset.",
+                     .fields = fields_of(flags)},
+                    args))
+    return static_cast<int>(ExitCode::ok);
   resolve(flags);
-  const auto tokenizer = build_tokenizer(flags.tokenizer);
+  const auto tokenizer = build_tokenizer(flags.tokenizer.options());
   if (flags.options.split_sentences) flags.options.splitter = build_splitter(flags);
   const bool terminal = ::isatty(STDERR_FILENO) != 0;
   flags.options.progress = [terminal](const PreprocessProgress& progress) {

@@ -110,9 +110,9 @@ UserError unknown_command(std::string_view command, const std::vector<Command>& 
 }
 
 void print_help(const std::vector<Command>& known) {
-  print("teratron COMMAND ARGUMENTS...");
+  print("usage: teratron COMMAND ARGUMENTS...\n");
   for (const Command& command : known) print("  {:<12}{}", command.name, command.help);
-  print("`teratron COMMAND --help` describes a command, `teratron --version` prints the version.");
+  print("\n`teratron COMMAND --help` describes a command, `teratron --version` prints the version.");
 }
 
 int run(const Command& command, Args args) {

@@ -4,7 +4,6 @@
 #include <iostream>
 #include <sstream>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/config/command_line.h"
@@ -200,55 +199,94 @@ void info(const Tokenizer& tokenizer, const TokenizerOptions& options) {
   }
 }
 
+using Args = std::span<const std::string>;
+
+int train_command(Args args) {
+  TrainFlags flags;
+  if (!read_command(
+          {.name = "teratron tokenizer train",
+           .usage = "--input FILE... --vocab-size N --output FOLDER [FLAGS]",
+           .summary = "Learn a byte-level BPE vocabulary from text.",
+           .fields = {bound_field("input", &flags.inputs, "Text files, or JSON lines (*.jsonl, *.json)",
+                                  {.required = true}),
+                      bound_field("output", &flags.output,
+                                  "Folder for vocab.json, merges.txt and tokenizer.json", {.required = true}),
+                      bound_field("vocab_size", &flags.options.vocab_size,
+                                  "Vocabulary size, with special tokens", {.required = true}),
+                      bound_field("json_key", &flags.json_key, "Key of the text in JSON lines"),
+                      bound_field("special_tokens", &flags.options.special_tokens,
+                                  "Additional tokens that are never split"),
+                      bound_field("min_frequency", &flags.options.min_frequency,
+                                  "Minimum count of a pair to be merged")}},
+          args))
+    return 0;
+  train(flags);
+  return 0;
+}
+
+// A command that runs a tokenizer: its own fields, and those of the tokenizer.
+struct TokenizerCommand {
+  CommandLine line;
+  std::function<void(const Tokenizer&, const TokenizerOptions&)> run;
+
+  int operator()(Args args) {
+    TokenizerFlags flags;
+    std::vector<Field> fields = flags.fields();
+    fields.front().traits.required = true;  // the type
+    line.fields.insert(line.fields.end(), fields.begin(), fields.end());
+    if (!read_command(line, args)) return 0;
+    const TokenizerOptions options = flags.options();
+    run(*build_tokenizer(options), options);
+    return 0;
+  }
+};
+
+int encode_command(Args args) {
+  EncodeFlags flags;
+  const auto run = [&](const Tokenizer& tokenizer, const TokenizerOptions&) {
+    if (flags.offsets && flags.timing) {
+      throw config_error({.what = "offsets are not timed",
+                          .where = "--timing",
+                          .fix = "Give only one of --offsets and --timing"});
+    }
+    (flags.offsets ? encode_with_offsets : encode)(tokenizer, flags);
+  };
+  return TokenizerCommand{
+      {.name = "teratron tokenizer encode",
+       .usage = "--tokenizer-type TYPE [FLAGS]",
+       .summary = "Convert text from stdin to ids, one document per line.",
+       .fields = {bound_field("document", &flags.whole_document, "Treat all of stdin as one document"),
+                  bound_field("timing", &flags.timing, "Print the time spent encoding to stderr"),
+                  bound_field("offsets", &flags.offsets,
+                              "Print each token as id:begin-end, its range of characters in the text")}},
+      run}(args);
+}
+
+int decode_command(Args args) {
+  return TokenizerCommand{
+      {.name = "teratron tokenizer decode",
+       .usage = "--tokenizer-type TYPE [FLAGS]",
+       .summary = "Convert ids from stdin to text, one document per line."},
+      [](const Tokenizer& tokenizer, const TokenizerOptions&) { decode(tokenizer); }}(args);
+}
+
+int info_command(Args args) {
+  return TokenizerCommand{{.name = "teratron tokenizer info",
+                           .usage = "--tokenizer-type TYPE [FLAGS]",
+                           .summary = "Show vocabulary sizes and special tokens."},
+                          info}(args);
+}
+
 }  // namespace
 
 int tokenizer_command(std::span<const std::string> args) {
-  CLI::App app("Train and run tokenizers", "teratron tokenizer");
-  app.require_subcommand(1);
-  TrainFlags flags;
-  CLI::App* const train_app = app.add_subcommand("train", "Learn a byte-level BPE vocabulary from text");
-  train_app->add_option("--input", flags.inputs, "text files, or JSON lines (*.jsonl, *.json)")->required();
-  train_app->add_option("--output", flags.output, "folder for vocab.json, merges.txt and tokenizer.json")
-      ->required();
-  train_app->add_option("--vocab-size", flags.options.vocab_size, "vocabulary size, special tokens included")
-      ->required();
-  train_app->add_option("--json-key", flags.json_key, "key of the text in JSON lines")->capture_default_str();
-  train_app
-      ->add_option("--special-tokens", flags.options.special_tokens, "additional tokens that are never split")
-      ->capture_default_str();
-  train_app
-      ->add_option("--min-frequency", flags.options.min_frequency, "minimum count of a pair to be merged")
-      ->capture_default_str();
-
-  TokenizerOptions options;
-  EncodeFlags encode_flags;
-  CLI::App* const encode_app =
-      app.add_subcommand("encode", "Convert text from stdin to ids, one document per line");
-  encode_app->add_flag("--document", encode_flags.whole_document, "treat all of stdin as one document");
-  encode_app->add_flag("--timing", encode_flags.timing, "print the time spent encoding to stderr");
-  encode_app
-      ->add_flag("--offsets", encode_flags.offsets,
-                 "print each token as id:begin-end, its range of characters in the text")
-      ->excludes("--timing");
-  CLI::App* const decode_app =
-      app.add_subcommand("decode", "Convert ids from stdin to text, one document per line");
-  CLI::App* const info_app = app.add_subcommand("info", "Show vocabulary sizes and special tokens");
-  for (CLI::App* const sub : {encode_app, decode_app, info_app}) {
-    add_tokenizer_flags(*sub, options);
-    sub->get_option("--tokenizer-type")->required();
-  }
-  const std::function<bool()> chat = add_chat_command(app);
-  if (!parse_command(app, args)) return static_cast<int>(ExitCode::ok);
-  if (chat()) return static_cast<int>(ExitCode::ok);
-  if (train_app->parsed()) {
-    train(flags);
-    return static_cast<int>(ExitCode::ok);
-  }
-  const std::unique_ptr<Tokenizer> tokenizer = build_tokenizer(options);
-  if (encode_app->parsed()) (encode_flags.offsets ? encode_with_offsets : encode)(*tokenizer, encode_flags);
-  if (decode_app->parsed()) decode(*tokenizer);
-  if (info_app->parsed()) info(*tokenizer, options);
-  return static_cast<int>(ExitCode::ok);
+  const Subcommand subcommands[] = {
+      {"train", "learn a byte-level BPE vocabulary from text", train_command},
+      {"encode", "convert text from stdin to ids", encode_command},
+      {"decode", "convert ids from stdin to text", decode_command},
+      {"info", "show vocabulary sizes and special tokens", info_command},
+      {"chat", "print conversations as a chat template writes them", chat_command}};
+  return run_subcommand("teratron tokenizer", subcommands, args);
 }
 
 }  // namespace teratron

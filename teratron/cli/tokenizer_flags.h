@@ -1,17 +1,23 @@
 // Tokenizer flags, shared by the subcommands.
 #pragma once
 
-namespace CLI {
-class App;
-}
+#include <string>
+#include <vector>
+
+#include "teratron/settings/arguments.h"
+#include "teratron/tokenizer/build_tokenizer.h"
 
 namespace teratron {
 
-struct TokenizerOptions;
+/// The settings of the tokenizer, and what only these commands choose.
+struct TokenizerFlags {
+  Arguments settings = {};
+  bool include_special_tokens = true;
+  std::string compat_version = "0.7";
 
-/// --tokenizer-type, --vocab-file, --merge-file, --tokenizer-model, --vocab-size, --vocab-extra-ids,
-/// --tokenizer-hf-no-include-special-tokens, --tiktoken-pattern, --tiktoken-num-special-tokens,
-/// --tokenizer-special-tokens and --compat-version.
-void add_tokenizer_flags(CLI::App& app, TokenizerOptions& options);
+  /// Rows that write to this object.
+  std::vector<Field> fields();
+  TokenizerOptions options() const;
+};
 
 }  // namespace teratron

@@ -104,7 +104,10 @@ void check_same_model(const ParsedArguments& given, const nlohmann::json& merged
 Arguments merge_settings(const ParsedArguments& given, const CheckpointInfo& checkpoint) {
   nlohmann::json merged = nlohmann::json::parse(checkpoint.config);
   const nlohmann::json current = nlohmann::json::parse(to_json(given.args));
-  for (const auto& [field, source] : given.sources) merged[field] = current.at(field);
+  for (const auto& [name, source] : given.sources) {
+    const Field& field = arguments_schema().field(name);
+    if (field.model || is_for(field, given.program.names)) merged[name] = current.at(name);
+  }
   check_same_model(given, merged, checkpoint);
   // The run that saved it had another layout and other paths.
   for (const char* field : {"tensor_model_parallel_size",

@@ -10,7 +10,7 @@ class LoadedModelTest : public SmallRun {
  protected:
   /// The model of a run, with settings that the user gives: what the error says, or "".
   std::string problem(const std::function<void(Arguments&)>& give, const std::string& field) const {
-    ParsedArguments given{.program = "eval"};
+    ParsedArguments given{.program = {.names = {"eval", "inference"}, .models_are_saved = true}};
     given.args.load = (folder_ / "run").string();
     give(given.args);
     given.sources = {{"load", "--load"}, {field, flag_of(field)}};

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "teratron/settings/arguments.h"
+#include "teratron/testing/validation.h"
 
 namespace teratron {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 using Texts = std::vector<std::string>;
 
 ParsedArguments parse(const Texts& args) {
-  return parse_arguments("pretrain gpt", args, {.architecture = architecture_settings});
+  return parse_arguments(gpt_training, args, {.architecture = architecture_settings});
 }
 
 std::string refusal(const Texts& args) {

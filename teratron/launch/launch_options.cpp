@@ -4,12 +4,10 @@
 #include <charconv>
 #include <filesystem>
 
-#include <CLI/CLI.hpp>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "teratron/base/config/command_line.h"
-#include "teratron/base/config/config.h"
 #include "teratron/base/config/yaml.h"
 #include "teratron/base/environment.h"
 #include "teratron/base/error.h"
@@ -51,36 +49,36 @@ struct LaunchSettings {
   Setting<std::string> file_gpus = {};
 };
 
-void declare(CLI::App& app, LaunchSettings& settings) {
-  const CLI::Range ranks(int64_t{1}, kMaxRanks);
-  app.add_option("--nproc-per-node", settings.nproc_per_node.value,
-                 "Ranks on this machine; default: its GPUs, or 1")
-      ->check(ranks);
-  app.add_option("--num-processes", settings.num_processes.value, "Total number of ranks (Accelerate's)")
-      ->check(ranks);
-  app.add_option("--nnodes,--num-machines", settings.nnodes.value, "Number of machines; default 1")
-      ->check(ranks);
-  app.add_option("--node-rank,--machine-rank", settings.node_rank.value, "Rank of this machine, from 0")
-      ->check(CLI::Range(int64_t{0}, kMaxRanks));
-  app.add_option("--master-addr,--main-process-ip", settings.address.value,
-                 "Address of machine 0, reachable from all machines; default 127.0.0.1");
-  app.add_option("--master-port,--main-process-port", settings.port.value,
-                 "Port on machine 0; default: a free one on one machine, 29500 on several")
-      ->check(CLI::Range(int64_t{0}, kMaxPort));
-  app.add_option("--max-restarts", settings.max_restarts,
-                 "How often to restart a job that ended with exit code 5")
-      ->check(CLI::Range(int64_t{0}, kMaxRanks));
-  app.add_option("--backend", settings.backend,
-                 "threads, processes, mpi or nccl; default: nccl with GPUs, otherwise processes");
-  app.add_option("--log-dir", settings.log_directory,
-                 "Directory of the ranks' logs; default: logs in the command's --run-dir or --save, or in "
-                 "this directory");
-  app.add_option(
-      "--job-secret-file", settings.secret_file,
-      "File with a secret that all machines share, mode 0600, so that ranks authenticate each other; "
-      "default: TERATRON_JOB_SECRET, or on one machine a random one");
-  app.add_option("--config-file", settings.config_file, "Accelerate's config file");
-  app.add_flag("--use-cpu,--cpu", settings.use_cpu, "Compute on CPUs even if there are GPUs");
+std::vector<Field> fields_of(LaunchSettings& settings) {
+  const FieldTraits ranks = {.min = 1, .max = kMaxRanks};
+  return {
+      bound_field("nproc_per_node", &settings.nproc_per_node.value,
+                  "Ranks on this machine; default: its GPUs, or 1", ranks),
+      bound_field("num_processes", &settings.num_processes.value, "Total number of ranks (Accelerate's)",
+                  ranks),
+      bound_field("nnodes", &settings.nnodes.value, "Number of machines; default 1",
+                  {.min = 1, .max = kMaxRanks, .aliases = "--num-machines"}),
+      bound_field("node_rank", &settings.node_rank.value, "Rank of this machine, from 0",
+                  {.min = 0, .max = kMaxRanks, .aliases = "--machine-rank"}),
+      bound_field("master_addr", &settings.address.value,
+                  "Address of machine 0, reachable from all machines; default 127.0.0.1",
+                  {.aliases = "--main-process-ip"}),
+      bound_field("master_port", &settings.port.value,
+                  "Port on machine 0; default: a free one on one machine, 29500 on several",
+                  {.min = 0, .max = kMaxPort, .aliases = "--main-process-port"}),
+      bound_field("max_restarts", &settings.max_restarts,
+                  "How often to restart a job that ended with exit code 5", {.min = 0, .max = kMaxRanks}),
+      bound_field("backend", &settings.backend,
+                  "threads, processes, mpi or nccl; default: nccl with GPUs, otherwise processes"),
+      bound_field("log_dir", &settings.log_directory,
+                  "Directory of the ranks' logs; default: logs in the command's --run-dir or --save, or in "
+                  "this directory"),
+      bound_field("job_secret_file", &settings.secret_file,
+                  "File with a secret that all machines share, mode 0600, so that ranks authenticate each "
+                  "other; default: TERATRON_JOB_SECRET, or on one machine a random one"),
+      bound_field("config_file", &settings.config_file, "Accelerate's config file"),
+      bound_field("use_cpu", &settings.use_cpu, "Compute on CPUs even if there are GPUs",
+                  {.aliases = "--cpu"})};
 }
 
 /// Reads Accelerate's launcher keys. The command reads the others.
@@ -335,16 +333,20 @@ Backend backend_of(const LaunchSettings& settings, bool on_cpu) {
 }  // namespace
 
 std::optional<LaunchOptions> read_launch_options(std::span<const std::string> args) {
-  CLI::App app("Starts the ranks of a job: teratron launch --nproc-per-node 2 -- pretrain gpt FLAGS...",
-               "teratron launch");
-  app.prefix_command();
   LaunchSettings settings;
-  declare(app, settings);
-  if (!parse_command(app, args)) return std::nullopt;
+  const std::optional<std::vector<std::string>> command = read_command(
+      {.name = "teratron launch",
+       .usage = "[FLAGS] -- COMMAND...",
+       .summary = "Start the ranks of a job: teratron launch --nproc-per-node 2 -- pretrain gpt FLAGS...",
+       .fields = fields_of(settings),
+       .others = OtherArguments::command,
+       .unknown_flag = "Flags of the launched command follow its name"},
+      args);
+  if (!command) return std::nullopt;
   if (settings.config_file) AccelerateKeys(settings).read();
   set_visible_gpus(settings);
   LaunchOptions options{.max_restarts = settings.max_restarts};
-  options.command = command_of(app.remaining(), settings);
+  options.command = command_of(*command, settings);
   options.backend = backend_of(settings, computes_on_cpu(settings, options.command));
   set_ranks(settings, options);
   set_rendezvous(settings, options);

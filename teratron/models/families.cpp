@@ -20,6 +20,12 @@ std::span<const Family> families() {
   return all;
 }
 
+Program training_of(const Family& family) {
+  Program program = family.settings;
+  program.names.insert(program.names.begin(), std::string(family.name));
+  return program;
+}
+
 Problem no_experts() {
   return {.what = "only layers of gpt have experts", .where = "--num-experts", .fix = "Leave it out"};
 }

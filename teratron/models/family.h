@@ -35,9 +35,10 @@ IndexCache index_cache(const DataRequest& request);
 struct Family {
   std::string_view name;     // "gpt": of the command line, and in checkpoints
   std::string_view summary;  // one line for --help
-  /// Flags of a program's family (custom_field); those of the built-in families are rows of
-  /// settings/arguments.def with `.program`.
+  /// Flags of a program's family (custom_field); those of a built-in family are rows of its flags.def.
   std::vector<Field> fields = {};
+  /// Its settings. `names`: beside "training" the families whose rows of arguments.def are its flags too.
+  Program settings = {};
   /// Defaults of a program's family for settings of the table; the program's (Registry) come before them.
   std::vector<ArgsDefault> args_defaults = {};
   /// Adds a problem for each contradiction that settings/checks does not know; may be null.
@@ -47,6 +48,9 @@ struct Family {
   /// Called on the ranks that read data. The datasets fill the columns of ModelPlan::batch.
   std::function<Datasets(const DataRequest&)> datasets;
 };
+
+/// The program that trains the family, for parse_arguments().
+Program training_of(const Family& family);
 
 /// For the check of a family whose layers have no experts.
 Problem no_experts();

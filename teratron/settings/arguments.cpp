@@ -11,19 +11,6 @@ namespace teratron {
 
 namespace {
 
-std::string program_kind(std::string_view program) {
-  const std::string_view command = "pretrain ";
-  if (program.starts_with(command)) return std::string(program.substr(command.size()));
-  if (program == "serve" || program == "eval" || program == "tasks") return std::string(program);
-  for (const std::string_view word : {"generat", "serve", "logits"}) {
-    if (program.find(word) != std::string_view::npos) return "generate";
-  }
-  for (const std::string_view word : {"bert", "t5"}) {
-    if (program.find(word) != std::string_view::npos) return std::string(word);
-  }
-  return "gpt";
-}
-
 // Settings of the --config-file given in `flags`.
 ParseResult file_settings(const Schema& schema, const ParseResult& flags) {
   ParseResult result;
@@ -104,16 +91,18 @@ bool is_users(std::string_view source) {
   return source != derived_source && source != mock_default_source && source != program_default_source;
 }
 
-ParsedArguments parse_arguments(std::string_view program, std::span<const std::string> args,
+ParsedArguments parse_arguments(const Program& program, std::span<const std::string> args,
                                 const ParseOptions& options) {
-  ParsedArguments parsed{.program = program_kind(program)};
+  ParsedArguments parsed{.program = program};
   if (!options.extra_fields.empty()) parsed.schema = extended_schema(options.extra_fields);
   const Schema& schema = parsed.schema ? *parsed.schema : arguments_schema();
   ParseResult flags;
   read_flags(schema, args, flags);
   parsed.help = flags.help;
   if (parsed.help) return parsed;
-  const ReviewOptions review_options{.program = parsed.program, .refuse_planned = options.refuse_planned};
+  const ReviewOptions review_options{.program = program.names,
+                                     .refuse_planned = options.refuse_planned,
+                                     .models_are_saved = program.models_are_saved};
   // In increasing priority: defaults, architecture, environment, file, flags.
   ParseResult result = program_defaults(schema, options.defaults, review_options);
   ParseResult given;
@@ -127,12 +116,12 @@ ParsedArguments parse_arguments(std::string_view program, std::span<const std::s
   if (options.architecture) {
     ParseResult all = result;
     append(all, ParseResult(given));
-    chosen = options.architecture(parsed.program, schema, all);
+    chosen = options.architecture(program.names.front(), schema, all);
   } else {
     assert_no_architecture(given);
   }
+  review(schema, &parsed.args, review_options, given);
   append(chosen, std::move(given));
-  review(schema, &parsed.args, review_options, chosen);
   append(result, std::move(chosen));
   if (!result.problems.empty() && !options.defer_problems)
     throw UserError(ExitCode::config, std::move(result.problems));
@@ -141,6 +130,14 @@ ParsedArguments parse_arguments(std::string_view program, std::span<const std::s
   parsed.problems = std::move(result.problems);
   parsed.unresolved = std::move(result.unresolved);
   return parsed;
+}
+
+Field bound_setting(std::string_view name, Arguments* args, std::string_view help) {
+  Field field = arguments_schema().field(name);
+  field.storage = reinterpret_cast<char*>(args) + field.offset;
+  field.group = {};
+  if (!help.empty()) field.help = help;
+  return field;
 }
 
 std::string dump(const Arguments& args) {

@@ -1,7 +1,7 @@
 // The settings of a run. Members have Megatron-LM's names. Each is declared by its row in arguments.def
 // (default, range, help, status), the only place to add one.
 //
-//   ParsedArguments parsed = parse_arguments("pretrain gpt", args);
+//   ParsedArguments parsed = parse_arguments(training_of(family), args);  // models/family.h
 //   validate_arguments(parsed, world_size);  // derived values and cross-field checks
 //   for (const std::string& line : parsed.notices) notice_line(line);
 //   print_line(dump(parsed.args));
@@ -27,7 +27,7 @@
 namespace teratron {
 
 struct Arguments {
-#define GROUP(title)
+#define GROUP(title, programs)
 #define FIELD(type, name, initial, ...) field::type name = initial;
 #define MODEL FIELD
 #define PLANNED FIELD
@@ -56,8 +56,28 @@ struct ArgsDefault {
   std::string value;
 };
 
+struct Validation;
+
+/// A program that takes settings: the training of a family of models, or a command.
+struct Program {
+  struct Required {
+    std::string_view setting, meaning;
+  };
+
+  ProgramNames names = {"training"};                // rows of arguments.def choose them with .program
+  std::string tokenizer_type = "GPT2BPETokenizer";  // the default
+  /// Settings without which its model cannot be built. encoder_seq_length stands for seq_length.
+  std::vector<Required> required = {{"num_layers", "the number of transformer layers"},
+                                    {"hidden_size", "the hidden size of the transformer"},
+                                    {"num_attention_heads", "the number of attention heads"},
+                                    {"seq_length", "the sequence length in tokens"}};
+  /// Derives settings from others, before all checks; may be null.
+  std::function<void(Validation&)> derive = nullptr;
+  bool models_are_saved = false;  // it runs the model of a checkpoint
+};
+
 struct ParsedArguments {
-  std::string program;  // "gpt", "bert", "t5", "generate", "serve", "eval", "tasks"
+  Program program;
   Arguments args;
   Sources sources;  // field -> "--tp", "run.yaml:3:1", derived_source; absent: the table's default
   std::vector<std::string> notices;
@@ -83,10 +103,9 @@ struct ParseOptions {
 };
 
 /// Merges, in increasing priority, the program's defaults, the architecture of --model-preset, --hf-config or
-/// --hf, Accelerate's environment variables, the YAML file of --config-file, and the flags. `program` ("gpt",
-/// "pretrain_gpt.py", "pretrain bert", "generate") determines the default tokenizer. Throws UserError(config)
-/// with all problems.
-ParsedArguments parse_arguments(std::string_view program, std::span<const std::string> args,
+/// --hf, Accelerate's environment variables, the YAML file of --config-file, and the flags. Throws
+/// UserError(config) with all problems.
+ParsedArguments parse_arguments(const Program& program, std::span<const std::string> args,
                                 const ParseOptions& options = {});
 
 struct ValidateOptions {
@@ -106,6 +125,9 @@ int64_t padded_vocab_size(const Arguments& args, int64_t vocab_size);
 
 /// The table of Arguments.
 const Schema& arguments_schema();
+/// The row `name` of the table with its value in `args`: for commands that share flags with training. `help`
+/// replaces the row's.
+Field bound_setting(std::string_view name, Arguments* args, std::string_view help = {});
 
 /// Megatron-LM's listing of all arguments.
 std::string dump(const Arguments& args);

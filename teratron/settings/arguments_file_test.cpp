@@ -9,6 +9,7 @@
 #include "teratron/base/file.h"
 #include "teratron/settings/arguments.h"
 #include "teratron/settings/config_file.h"
+#include "teratron/testing/validation.h"
 
 namespace teratron {
 namespace {
@@ -28,7 +29,7 @@ class ArgumentsFile : public testing::Test {
     write_text(path_, yaml, ExitCode::config);
     std::vector<std::string> args{"--config-file", path_};
     args.insert(args.end(), more.begin(), more.end());
-    return parse_arguments("pretrain gpt", args, {.refuse_planned = refuse_planned_});
+    return parse_arguments(gpt_training, args, {.refuse_planned = refuse_planned_});
   }
 
   std::vector<Problem> problems_of(const std::string& yaml) {
@@ -78,7 +79,7 @@ TEST_F(ArgumentsFile, AnUnreadableFileIsTheOnlyError) {
     args.push_back((folder_ / name).string());
     for (const bool defer : {false, true}) {
       try {
-        parse_arguments("pretrain gpt", args, {.defer_problems = defer});
+        parse_arguments(gpt_training, args, {.defer_problems = defer});
         FAIL() << name;
       } catch (const UserError& error) {
         EXPECT_EQ(error.problems().size(), 1u) << error.what();
@@ -345,7 +346,7 @@ TEST(AccelerateEnvironment, IsReadIfEnabled) {
 
 TEST_F(ArgumentsFile, MissingFileNamesTheFlag) {
   try {
-    parse_arguments("gpt", std::vector<std::string>{"--yaml-cfg", (folder_ / "none.yaml").string()});
+    parse_arguments(gpt_training, std::vector<std::string>{"--yaml-cfg", (folder_ / "none.yaml").string()});
     FAIL();
   } catch (const UserError& error) {
     EXPECT_EQ(error.problems().at(0).where, "--yaml-cfg");

@@ -1,4 +1,4 @@
-// The table of Arguments: one row per line of arguments.def; and those of other flags.
+// The table of Arguments, one row per line of arguments.def, and the tables of other flags.
 #include <array>
 #include <cstddef>
 #include <type_traits>
@@ -22,7 +22,7 @@ constexpr Field rows_and_headings[] = {
    .help = HELP,                                            \
    .traits = FieldTraits{__VA_ARGS__},                      \
    .model = IS_MODEL},
-#define GROUP(TITLE) {.group = TITLE},
+#define GROUP(TITLE, PROGRAMS) {.traits = {.program = PROGRAMS}, .group = TITLE},
 #define FIELD(TYPE, NAME, INITIAL, ...) ROW(active, false, TYPE, NAME, __VA_ARGS__)
 #define MODEL(TYPE, NAME, INITIAL, ...) ROW(active, true, TYPE, NAME, __VA_ARGS__)
 #define PLANNED(TYPE, NAME, INITIAL, ...) ROW(planned, false, TYPE, NAME, __VA_ARGS__)
@@ -46,15 +46,17 @@ constexpr size_t count_fields() {
 
 constexpr auto make_fields() {
   std::array<Field, count_fields()> fields;
-  std::string_view group;
+  Field heading;
   size_t used = 0;
   for (const Field& row : rows_and_headings) {
     if (row.name.empty()) {
-      group = row.group;
-    } else {
-      fields[used] = row;
-      fields[used++].group = group;
+      heading = row;
+      continue;
     }
+    Field& field = fields[used++];
+    field = row;
+    field.group = heading.group;
+    if (field.traits.program.empty()) field.traits.program = heading.traits.program;
   }
   return fields;
 }

@@ -8,23 +8,21 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "teratron/base/file.h"
 #include "teratron/base/strings.h"
+#include "teratron/testing/validation.h"
 
 namespace teratron {
 namespace {
 
-using Args = std::vector<std::string>;
-
-ParsedArguments parse(const Args& args, const std::string& program = "pretrain gpt") {
-  return parse_arguments(program, args);
+ParsedArguments parse(const Args& args) {
+  return parse_arguments(gpt_training, args);
 }
 
-std::vector<Problem> problems_of(const Args& args, const std::string& program = "pretrain gpt") {
+std::vector<Problem> problems_of(const Args& args) {
   try {
-    parse_arguments(program, args);
+    parse(args);
   } catch (const UserError& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::config);
     return error.problems();
@@ -61,7 +59,7 @@ struct Spelling {
 class SpellingTest : public testing::TestWithParam<Spelling> {};
 
 TEST_P(SpellingTest, SetsTheField) {
-  const ParsedArguments parsed = parse_arguments("pretrain gpt", GetParam().args, {.refuse_planned = false});
+  const ParsedArguments parsed = parse_arguments(gpt_training, GetParam().args, {.refuse_planned = false});
   const Field& field = arguments_schema().field(GetParam().field);
   EXPECT_EQ(python_str(get_value(field, &parsed.args)), GetParam().value);
   EXPECT_EQ(parsed.sources.count(GetParam().field), 1u);
@@ -154,7 +152,7 @@ TEST(Arguments, NoOpFlagsGiveNotices) {
 TEST(Arguments, FieldsWithoutEffectGiveNotices) {
   for (const Field& field : arguments_schema().fields()) {
     if (field.type != FieldType::boolean || field.status == FieldStatus::derived ||
-        !field.traits.program.empty())
+        !is_for(field, gpt_training.names))
       continue;
     const Arguments defaults;
     const bool initial = std::get<bool>(get_value(field, &defaults));
@@ -175,6 +173,8 @@ TEST(Arguments, TableIsConsistent) {
   for (const Field& field : arguments_schema().fields()) {
     EXPECT_FALSE(field.help.empty()) << field.name;
     EXPECT_FALSE(field.help.ends_with('.')) << field.name;
+    EXPECT_EQ(field.traits.off.empty(), field.traits.off_help.empty()) << field.name;
+    EXPECT_FALSE(field.traits.program.empty()) << field.name;
     EXPECT_FALSE(field.since.empty()) << field.name;
     EXPECT_FALSE(field.group.empty()) << field.name;
     EXPECT_TRUE(field.status != FieldStatus::no_op || !field.traits.note.empty()) << field.name;
@@ -198,54 +198,11 @@ TEST(Arguments, AliasesSetFields) {
     if (old.verdict != CompatFlag::Verdict::alias) continue;
     Args args{std::string(old.flag)};
     if (old.arity == 1) args.push_back(old.flag.find("method") != std::string::npos ? "uniform" : "1");
-    const ParsedArguments parsed = parse_arguments("generate", args, {.refuse_planned = false});
+    const Program program = {.names = {"generate", "training"}};
+    const ParsedArguments parsed = parse_arguments(program, args, {.refuse_planned = false});
     EXPECT_FALSE(parsed.sources.empty()) << old.flag;
     EXPECT_EQ(parsed.notices.size(), 1u) << old.flag;
   }
-}
-
-int64_t ranks_of(const Arguments& a) {
-  return a.tensor_model_parallel_size * a.pipeline_model_parallel_size * a.context_parallel_size *
-         a.expert_model_parallel_size;
-}
-
-void expect_accepted(const std::string& program, const Args& args) {
-  ParsedArguments parsed = parse_arguments(program, args, {.refuse_planned = false});
-  const bool trains = program.starts_with("pretrain");
-  validate_arguments(parsed, ranks_of(parsed.args), {.needs_data = trains});
-  EXPECT_GE(*parsed.args.num_micro_batches, 1);
-  // The only reason to reject one of them is a setting that is not implemented yet.
-  for (const Problem& problem : problems_of(args, program)) {
-    EXPECT_NE(problem.what.find("is not supported yet"), std::string::npos) << problem.what;
-  }
-}
-
-// Megatron-LM's own example for GPT-3 gives a ramp-up and a length in steps, which its arguments.py refuses.
-bool ramps_up_in_steps(const Args& args) {
-  const auto given = [&](const char* flag) {
-    return std::find(args.begin(), args.end(), flag) != args.end();
-  };
-  return given("--rampup-batch-size") && given("--train-iters");
-}
-
-TEST(Arguments, MegatronsCommandLinesParse) {
-  int count = 0, refused = 0;
-  for (const char* name : {"commands.jsonl", "scripts.jsonl"}) {
-    std::ifstream file(std::filesystem::path(TERATRON_SOURCE_DIR) / "tests/fixtures/cli" / name);
-    ASSERT_TRUE(file);
-    for (std::string line; std::getline(file, line); ++count) {
-      const nlohmann::json command = nlohmann::json::parse(line);
-      const Args args = command.at("args");
-      if (ramps_up_in_steps(args)) {
-        EXPECT_THROW(expect_accepted(command.at("program"), args), UserError) << line;
-        ++refused;
-      } else {
-        EXPECT_NO_THROW(expect_accepted(command.at("program"), args)) << line;
-      }
-    }
-  }
-  EXPECT_GE(count, 30);
-  EXPECT_EQ(refused, 2);
 }
 
 TEST(Arguments, ReportsInvalidValuesAndConflictsTogether) {
@@ -272,7 +229,7 @@ TEST(Arguments, ReportsInvalidValuesAndConflictsTogether) {
                      "NullTokenizer",
                      "--vocab-size",
                      "9"};
-  ParsedArguments parsed = parse_arguments("pretrain gpt", args, {.defer_problems = true});
+  ParsedArguments parsed = parse_arguments(gpt_training, args, {.defer_problems = true});
   std::vector<std::string> problems;
   try {
     validate_arguments(parsed, 1);
@@ -301,7 +258,7 @@ TEST(Arguments, ProgramsCanAddFlags) {
                                      .group = "Own",
                                      .storage = &keywords}};
   const Args args = {"--keyword-alpha", "0.5", "--keywords", "a", "b", "--seed", "3"};
-  const ParsedArguments parsed = parse_arguments("pretrain gpt", args, {.extra_fields = extra});
+  const ParsedArguments parsed = parse_arguments(gpt_training, args, {.extra_fields = extra});
   EXPECT_EQ(alpha, 0.5);
   EXPECT_EQ(keywords, (Args{"a", "b"}));
   EXPECT_EQ(parsed.args.seed, 3);
@@ -309,7 +266,7 @@ TEST(Arguments, ProgramsCanAddFlags) {
   EXPECT_NE(arguments_help({"program"}, extra).find("--keyword-alpha"), std::string::npos);
   const Args wrong = {"--keyword-alpha", "-1", "--keyword", "a"};
   try {
-    parse_arguments("pretrain gpt", wrong, {.extra_fields = extra});
+    parse_arguments(gpt_training, wrong, {.extra_fields = extra});
     FAIL();
   } catch (const UserError& error) {
     ASSERT_EQ(error.problems().size(), 2U);
@@ -317,25 +274,16 @@ TEST(Arguments, ProgramsCanAddFlags) {
   }
 }
 
-TEST(Arguments, ProgramsHaveADefaultTokenizer) {
-  const auto tokenizer = [](const std::string& program) {
-    ParsedArguments parsed = parse({"--vocab-file", "v", "--merge-file", "m"}, program);
-    validate_arguments(parsed, 1, {.needs_model = false, .needs_data = false});
-    return *parsed.args.tokenizer_type;
-  };
-  EXPECT_EQ(tokenizer("pretrain_gpt.py"), "GPT2BPETokenizer");
-  EXPECT_EQ(tokenizer("generate"), "GPT2BPETokenizer");
-  EXPECT_EQ(tokenizer("pretrain_bert.py"), "BertWordPieceLowerCase");
-  EXPECT_EQ(tokenizer("pretrain t5"), "BertWordPieceLowerCase");
-}
-
 TEST(Arguments, HelpSkipsChecks) {
   EXPECT_TRUE(parse({"--bogus", "--help"}).help);
-  const std::string help = arguments_help({"teratron pretrain gpt [settings]", "gpt"});
+  const std::string help = arguments_help({"teratron pretrain gpt [settings]", gpt_training.names});
   for (const Field& field : arguments_schema().fields()) {
-    if (field.status == FieldStatus::derived || !has_effect_on(field, "gpt")) continue;
+    if (field.status == FieldStatus::derived || !is_for(field, gpt_training.names)) continue;
     EXPECT_NE(help.find(field.group), std::string::npos);
-    EXPECT_NE(help.find(field.help.substr(0, field.help.find(' '))), std::string::npos) << field.name;
+    const Arguments defaults;
+    const bool on = get_value(field, &defaults) == Value(true);
+    const std::string_view text = on && !field.traits.off.empty() ? field.traits.off_help : field.help;
+    EXPECT_NE(help.find(text.substr(0, text.find(' '))), std::string::npos) << field.name;
   }
   EXPECT_NE(help.find("[aux_loss]"), std::string::npos) << "a default that is a list";
   size_t longest = 0;

@@ -31,8 +31,8 @@ struct SavedSettings {
 };
 /// --use-checkpoint-args, or --task.
 bool wants_saved_settings(const Arguments& args);
-/// Those of --load (--ckpt-step), with --task else of --pretrained-checkpoint; nullopt if there is no
-/// checkpoint, or they are not wanted. Reads manifests: of many ranks, one does. Not collective.
+/// The settings of --load (--ckpt-step), with --task else of --pretrained-checkpoint. Nullopt if there is no
+/// checkpoint, or they are not wanted. Reads manifests, so one rank of many calls it. Not collective.
 std::optional<SavedSettings> read_saved_settings(const Arguments& args);
 /// Takes the model settings, tokenizer type and sequence length that the user did not set, with --task the
 /// tokenizer's files too, and adds a notice. Call before validate_arguments().

@@ -12,13 +12,13 @@
 namespace teratron {
 
 MeshOptions mesh_options(const Arguments& args);
-/// Of --step-batch-size-schedule. UserError(config) if it is not one.
+/// The steps of --step-batch-size-schedule. UserError(config) if it is not one.
 std::vector<BatchStep> batch_steps(const Arguments& args);
 /// micro_batch_size, global_batch_size and data_parallel_size must be set.
 BatchSchedule batch_schedule(const Arguments& args);
 /// num_layers, the encoder's in an encoder and decoder, must be set.
 PipelineLayoutOptions layout_options(const Arguments& args);
-/// Of the encoder and the decoder, if the model has both. seq_length must be set.
+/// Sum over encoder and decoder, if the model has both. seq_length must be set.
 int64_t tokens_per_sample(const Arguments& args);
 /// Schedule of a step with this many micro-batches.
 ScheduleShape schedule_shape(const Arguments& args, const PipelineLayout& layout, int64_t microbatches);

@@ -6,13 +6,14 @@
 
 #include "teratron/base/strings.h"
 #include "teratron/settings/arguments.h"
+#include "teratron/testing/validation.h"
 
 namespace teratron {
 namespace {
 
 std::vector<Problem> problems_with(const std::vector<std::string>& flags) {
   try {
-    parse_arguments("pretrain gpt", flags);
+    parse_arguments(gpt_training, flags);
   } catch (const UserError& error) {
     return error.problems();
   }

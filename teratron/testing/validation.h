@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include "teratron/base/strings.h"
@@ -20,11 +21,13 @@ inline const Args small = split(
     "--train-iters 10 "
     "--lr 1e-3 --mock-data --tokenizer-type NullTokenizer --vocab-size 100");
 
+inline const Program gpt_training = {.names = {"gpt", "training"}};
+
 /// `small` and further flags, validated.
 inline ParsedArguments validated(const Args& more, int64_t world_size = 1) {
   Args args = small;
   args.insert(args.end(), more.begin(), more.end());
-  ParsedArguments parsed = parse_arguments("pretrain gpt", args, {.refuse_planned = false});
+  ParsedArguments parsed = parse_arguments(gpt_training, args, {.refuse_planned = false});
   validate_arguments(parsed, world_size);
   return parsed;
 }
@@ -34,19 +37,28 @@ inline bool noted(const ParsedArguments& parsed, const std::string& text) {
                      [&](const std::string& line) { return line.find(text) != std::string::npos; });
 }
 
+/// Flags with blanks between them, or a list.
+struct FlagList : Args {
+  FlagList(const char* text) : Args(split(text)) {}
+  FlagList(std::initializer_list<std::string> flags) : Args(flags) {}
+};
+
 /// Flags in addition to `small`, and a problem that must be reported.
 struct BadCombination {
-  Args args;
+  FlagList flags;
   int64_t world_size;
   const char* where;
   const char* what;
-  const char* fix;
+  const char* fix = "";
 };
 
-inline void expect_rejected(const BadCombination& bad) {
+/// `first`: flags before those of the row.
+inline void expect_rejected(const BadCombination& bad, Args first = {}) {
+  first.insert(first.end(), bad.flags.begin(), bad.flags.end());
+  SCOPED_TRACE(fmt::format("{}", fmt::join(first, " ")));
   try {
-    validated(bad.args, bad.world_size);
-    FAIL() << "accepted";
+    validated(first, bad.world_size);
+    ADD_FAILURE() << "accepted";
   } catch (const UserError& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::config);
     bool found = false;

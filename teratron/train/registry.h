@@ -45,13 +45,9 @@ inline JobModel default_model(const Registry& registry) {
 /// underscores, as in the table.
 template <typename T>
 Field custom_field(std::string_view name, T* value, std::string_view help, const FieldTraits& traits = {}) {
-  return {.name = name,
-          .type = field_type<T>(),
-          .since = "here",
-          .help = help,
-          .traits = traits,
-          .group = "Program",
-          .storage = value};
+  Field field = bound_field(name, value, help, traits);
+  field.group = "Program";
+  return field;
 }
 
 }  // namespace teratron

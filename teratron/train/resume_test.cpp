@@ -221,9 +221,9 @@ TEST_F(Resume, SkipsUpToMaxNanIterations) {
 TEST_F(Resume, NanStopsWithWeightsIntact) {
   EXPECT_EQ(train(flags("run", {"--exit-interval", "10"})), ExitCode::ok);
   // Every step is saved, so that the last checkpoint has the weights before the failing step.
-  ParsedArguments parsed =
-      parse_arguments("pretrain gpt", flags("run", {"--lr", "1e38", "--override-opt_param-scheduler",
-                                                    "--clip-grad", "0", "--save-interval", "1"}));
+  ParsedArguments parsed = parse_arguments(training_of(find_family("gpt")),
+                                           flags("run", {"--lr", "1e38", "--override-opt_param-scheduler",
+                                                         "--clip-grad", "0", "--save-interval", "1"}));
   validate_arguments(parsed, 1);
   const StopSignals signals;
   TrainLoop loop(parsed.args, Mesh(), signals, plain_gpt());

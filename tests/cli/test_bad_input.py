@@ -45,7 +45,7 @@ def test_what_is_not_built_yet_is_told_without_what_follows_from_it(flags):
                                        ("tokenizer trian", "trian"), ("data verfy", "verfy"), ("env --bogus", "--bogus"),
                                        ("logits --input ids --output out", "--load"), ("generate", "--load"),
                                        ("preprocess --input a --output-prefix b", "--tokenizer-type"),
-                                       ("bench --steps 1.5", "'1.5' is not a whole number of at least 1"),
+                                       ("bench --steps 1.5", "steps = '1.5' is not a whole number"),
                                        ("tokenizer encode --tokenizer-type NullTokenizer --offsets --timing", "--timing")])
 def test_unknown_or_incomplete_command(args, says):
     message(teratron(*args.split(), code=2), says)

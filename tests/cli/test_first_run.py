@@ -63,7 +63,7 @@ def test_an_unreadable_config_file_is_the_only_error(tmp_path):
 
 def test_too_few_ranks_name_the_launcher():
     message(train(*MOCK, "--train-iters", "2", "--tensor-model-parallel-size", "2", code=2),
-            "1 rank cannot be divided", "teratron launch --nproc-per-node 2 -- ")
+            "needs a multiple of 2 ranks, and there is 1", "teratron launch --nproc-per-node 2 -- ")
 
 
 def test_text_in_place_of_a_dataset_says_what_to_run(tmp_path):

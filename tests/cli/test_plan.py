@@ -33,7 +33,7 @@ def test_parameters_of_a_rank_are_those_of_the_model():
 def test_every_problem_is_told_at_once():
     result = plan("gpt", "--world-size", "6", *MODEL, "--tp", "5", "--pp", "7", "--clip-grad", "1", code=2)
     for text in ("num_attention_heads = 16 is not divisible", "num_layers = 24 is not divisible",
-                 "6 ranks cannot be divided"):
+                 "needs a multiple of 35 ranks, and there are 6"):
         assert text in result.stderr
 
 

@@ -20,7 +20,11 @@ std::vector<std::string> lines_of(std::string_view text) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
-  static constexpr const char* programs[] = {"pretrain gpt", "generate", "pretrain_gpt.py", "gpt"};
+  static const teratron::Program programs[] = {
+      {.names = {"gpt", "training"}},
+      {.names = {"generate", "inference"}, .models_are_saved = true},
+      {.names = {"bert", "training"}, .tokenizer_type = "BertWordPieceLowerCase"},
+      {.names = {"tasks", "inference", "training"}, .models_are_saved = true}};
   const auto args = lines_of({reinterpret_cast<const char*>(data) + 1, size - 1});
   try {
     teratron::ParsedArguments parsed =

@@ -10,7 +10,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string path = scratch.write("run.yaml", {data, size});
   const std::vector<std::string> args = {"--config-file", path};
   try {
-    teratron::ParsedArguments parsed = teratron::parse_arguments("pretrain gpt", args);
+    teratron::ParsedArguments parsed = teratron::parse_arguments(teratron::Program(), args);
     teratron::dump(parsed);
     teratron::validate_arguments(parsed, 8);
     teratron::explain(parsed);

@@ -171,7 +171,7 @@ void add_first_batch(const ModelPlan& plan, ParameterSet& parameters, const Micr
 void run_family_case(const nlohmann::json& request, const std::filesystem::path& directory) {
   const std::string name = request["family"];
   ParsedArguments parsed =
-      parse_arguments("pretrain " + name, request["flags"].get<std::vector<std::string>>(),
+      parse_arguments(training_of(find_family(name)), request["flags"].get<std::vector<std::string>>(),
                       {.architecture = architecture_settings});
   validate_arguments(parsed, 1, {.needs_data = false});
   const Arguments& args = parsed.args;
@@ -192,8 +192,9 @@ void run_family_case(const nlohmann::json& request, const std::filesystem::path&
 }
 
 void run_case(const nlohmann::json& request, const std::filesystem::path& directory) {
-  ParsedArguments parsed = parse_arguments("pretrain gpt", request["flags"].get<std::vector<std::string>>(),
-                                           {.architecture = architecture_settings});
+  ParsedArguments parsed =
+      parse_arguments(training_of(find_family("gpt")), request["flags"].get<std::vector<std::string>>(),
+                      {.architecture = architecture_settings});
   validate_arguments(parsed, 1, {.needs_data = false});
   const Arguments& args = parsed.args;
   const at::ScalarType dtype = request["dtype"] == "fp64" ? at::kDouble : at::kFloat;

@@ -2,116 +2,89 @@
 
 #include <algorithm>
 
-#include <CLI/CLI.hpp>
+#include <fmt/ranges.h>
 
 #include "teratron/base/config/spelling.h"
-#include "teratron/base/error.h"
+#include "teratron/base/config/wrap.h"
+#include "teratron/base/log.h"
+#include "teratron/base/strings.h"
 
 namespace teratron {
 
 namespace {
 
-std::vector<std::string> subcommand_names(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-    names.push_back(command->get_name());
+Schema schema_of(std::span<const Field> fields) {
+  return Schema({.fields = fields, .compat_flags = {}, .later_flags = {}});
+}
+
+// Wrapped as the rows of --help are.
+std::string lines_of(std::string_view text) {
+  std::string lines;
+  for (const std::string& line : split(text, '\n')) lines += (lines.empty() ? "" : "\n") + wrap(line, 0, 100);
+  return lines;
+}
+
+void require_fields(const CommandLine& command, ParseResult& result) {
+  for (const Field& field : command.fields) {
+    const auto is_of = [&](const Assignment& assignment) { return assignment.field == &field; };
+    const bool invalid = std::ranges::find(result.unresolved, field.name) != result.unresolved.end();
+    if (!field.traits.required || invalid || std::ranges::any_of(result.assignments, is_of)) continue;
+    result.problems.push_back({.what = fmt::format("{} is required", flag_of(field.name)),
+                               .where = std::string(command.name),
+                               .fix = fmt::format("Give it: {}", field.help)});
   }
-  return names;
-}
-
-// CLI11 reports only that a subcommand is required.
-void check_subcommand(const CLI::App& app, std::span<const std::string> args) {
-  const std::vector<std::string> names = subcommand_names(app);
-  if (names.empty() || args.empty() || args[0].starts_with("-")) return;
-  if (std::find(names.begin(), names.end(), args[0]) != names.end()) return;
-  const std::string near = nearest_spelling(args[0], names);
-  throw config_error({.what = fmt::format("'{}' is not a valid subcommand", printable(args[0], 40)),
-                      .where = app.get_name(),
-                      .fix = near.empty() ? fmt::format("Use one of {}", fmt::join(names, ", "))
-                                          : fmt::format("Did you mean {}?", near)});
-}
-
-// "--max_bad=3" -> "max-bad"; empty if not a flag.
-std::string flag_name(const std::string& arg) {
-  if (!arg.starts_with("--")) return "";
-  std::string name = arg.substr(2, arg.find('=') - 2);
-  std::replace(name.begin(), name.end(), '_', '-');
-  return name;
-}
-
-std::vector<std::string> flag_names(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) names.push_back(name);
-  }
-  return names;
-}
-
-// Replaces underscores in the names of known flags; arguments passed through are unchanged.
-std::vector<std::string> normalized(std::span<const std::string> args,
-                                    const std::vector<std::string>& flags) {
-  std::vector<std::string> result(args.begin(), args.end());
-  for (std::string& arg : result) {
-    if (arg == "--") break;
-    const std::string name = flag_name(arg);
-    if (std::find(flags.begin(), flags.end(), name) != flags.end()) arg.replace(2, name.size(), name);
-  }
-  return result;
-}
-
-// nearest_spelling() expects words separated by underscores.
-std::string underscored(std::string name) {
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-}
-
-// Reports all unknown flags with suggestions (CLI11 reports missing flags first). A launcher is easily passed
-// flags of the launched command.
-void check_flags(const std::vector<std::string>& flags, const std::string& command,
-                 std::span<const std::string> args, bool is_launcher) {
-  std::vector<std::string> names;
-  for (const std::string& flag : flags) names.push_back(underscored(flag));
-  std::vector<Problem> problems;
-  for (const std::string& arg : args) {
-    if (arg == "--") break;
-    const std::string name = flag_name(arg);
-    if (name.empty() || std::find(flags.begin(), flags.end(), name) != flags.end()) continue;
-    std::string near = nearest_spelling(underscored(name), names);
-    std::replace(near.begin(), near.end(), '_', '-');
-    std::string fix =
-        near.empty() ? fmt::format("See {} --help", command) : fmt::format("Did you mean --{}?", near);
-    if (is_launcher)
-      fix += fmt::format("{} Flags of the launched command follow its name", near.empty() ? "." : "");
-    problems.push_back({.what = "unknown flag " + printable(arg.substr(0, arg.find('='))),
-                        .where = command,
-                        .fix = std::move(fix)});
-  }
-  if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
 }
 
 }  // namespace
 
-bool parse_command(CLI::App& app, std::span<const std::string> written) {
-  check_subcommand(app, written);
-  const bool deeper = !written.empty() && !subcommand_names(app).empty() && !written[0].starts_with("-");
-  const CLI::App& parsed = deeper ? *app.get_subcommand(written[0]) : app;
-  const std::string command = deeper ? app.get_name() + " " + written[0] : app.get_name();
-  const std::vector<std::string> flags = flag_names(parsed);
-  const std::vector<std::string> args = normalized(written, flags);
-  if (!parsed.get_allow_extras() && !parsed.get_prefix_command()) check_flags(flags, command, args, false);
-  try {
-    app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 consumes them from the back
-  } catch (const CLI::Success& help) {
-    app.exit(help);
-    return false;
-  } catch (const CLI::ParseError& error) {
-    throw config_error(
-        {.what = error.what(), .where = command, .fix = fmt::format("See {} --help", command)});
+std::string command_help(const CommandLine& command) {
+  const std::string usage =
+      fmt::format("{} {}\n\n{}\n", command.name, command.usage, lines_of(command.summary));
+  const std::string footer = command.footer.empty() ? "" : fmt::format("\n{}\n", lines_of(command.footer));
+  std::vector<Field> fields = command.fields;
+  fields.insert(fields.end(), command.collected.begin(), command.collected.end());
+  return help_text(schema_of(fields), {usage}, nullptr) + footer;
+}
+
+std::optional<std::vector<std::string>> read_command(const CommandLine& command,
+                                                     std::span<const std::string> args) {
+  const Schema schema = schema_of(command.fields);
+  ParseResult result;
+  std::vector<std::string> others = read_arguments(schema, args, command.others, result);
+  if (result.help) {
+    print("{}", command_help(command));
+    return std::nullopt;
   }
-  const std::vector<std::string> rest = parsed.remaining();
-  if (parsed.get_prefix_command() && !rest.empty())
-    check_flags(flags, command, std::span(rest).first(1), true);
-  return true;
+  require_fields(command, result);
+  for (Problem& problem : result.problems) {
+    if (problem.what.starts_with("unknown flag") && !command.unknown_flag.empty())
+      problem.fix += " " + command.unknown_flag;
+  }
+  if (!result.problems.empty()) throw UserError(ExitCode::config, std::move(result.problems));
+  apply(result, nullptr);
+  return others;
+}
+
+int run_subcommand(std::string_view command, std::span<const Subcommand> subcommands,
+                   std::span<const std::string> args) {
+  std::vector<std::string> names;
+  for (const Subcommand& each : subcommands) names.emplace_back(each.name);
+  if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
+    teratron::print("usage: {} {} ARGUMENTS...\n", command, fmt::join(names, "|"));
+    for (const Subcommand& each : subcommands) print("  {:<12}{}", each.name, each.summary);
+    print("\n`{} {} --help` describes a subcommand.", command, names.front());
+    return 0;
+  }
+  for (const Subcommand& each : subcommands) {
+    if (!args.empty() && args[0] == each.name) return each.run(args.subspan(1));
+  }
+  const std::string near = args.empty() ? "" : nearest_spelling(args[0], names);
+  throw config_error({.what = args.empty()
+                                  ? "no subcommand is given"
+                                  : fmt::format("'{}' is not a valid subcommand", printable(args[0], 40)),
+                      .where = std::string(command),
+                      .fix = near.empty() ? fmt::format("Use one of {}", fmt::join(names, ", "))
+                                          : fmt::format("Did you mean {}?", near)});
 }
 
 }  // namespace teratron

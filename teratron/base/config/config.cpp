@@ -11,20 +11,6 @@ namespace teratron {
 
 namespace {
 
-bool is_flag(std::string_view token) {
-  if (token.starts_with("--")) return true;
-  const bool number =
-      token.size() > 1 && (std::isdigit(static_cast<unsigned char>(token[1])) || token[1] == '.');
-  return token.size() > 1 && token[0] == '-' && !number;
-}
-
-// Number of values that a flag takes; -1: any.
-int arity(const Schema::Target& target) {
-  if (target.compat) return target.compat->arity;
-  if (!target.field || is_list(target.field->type)) return -1;
-  return target.field->type == FieldType::boolean ? 0 : 1;
-}
-
 std::string quoted(const RawOption& option) {
   return option.key.starts_with("-") ? printable(option.key) : "'" + printable(option.key) + "'";
 }
@@ -210,38 +196,10 @@ void add_option(const Schema& schema, const RawOption& option, ParseResult& resu
          option.where, "Remove it");
 }
 
-void read_flags(const Schema& schema, std::span<const std::string> args, ParseResult& result) {
-  size_t i = 0;
-  while (i < args.size()) {
-    const std::string& token = args[i++];
-    if (token == "--help" || token == "-h") {
-      result.help = true;
-      continue;
-    }
-    if (!is_flag(token)) {
-      reject(result, fmt::format("unexpected argument '{}'", printable(token)),
-             i > 1 ? "after " + printable(args[i - 2]) : "command line",
-             "Write settings as --name value, switches as --name or --name=true");
-      continue;
-    }
-    const size_t equals = token.find('=');
-    RawOption option{.key = token.substr(0, equals)};
-    const Schema::Target* target = schema.find(option.key);
-    const int count = target ? arity(*target) : -1;
-    if (equals != std::string::npos) option.values.push_back(token.substr(equals + 1));
-    while (equals == std::string::npos && i < args.size() && !is_flag(args[i]) &&
-           (count < 0 || static_cast<int>(option.values.size()) < count)) {
-      option.values.push_back(args[i++]);
-    }
-    option.where = printable(option.key);
-    add_option(schema, option, result);
-  }
-}
-
-bool has_effect_on(const Field& field, std::string_view program) {
+bool is_for(const Field& field, const ProgramNames& program) {
   const std::vector<std::string> programs = split(field.traits.program, '|');
-  if (field.traits.program.starts_with('!')) return !contains(programs, fmt::format("!{}", program));
-  return programs.empty() || contains(programs, program);
+  return programs.empty() ||
+         std::ranges::any_of(programs, [&](const std::string& each) { return contains(program, each); });
 }
 
 void review(const Schema& schema, const void* defaults, const ReviewOptions& options, ParseResult& result) {
@@ -250,8 +208,11 @@ void review(const Schema& schema, const void* defaults, const ReviewOptions& opt
     const auto it = last.find(field.name);
     if (it == last.end()) continue;
     const Assignment assignment = *it->second;
-    if (!has_effect_on(field, options.program)) {
-      result.notices.push_back(fmt::format("{} has no effect on {}", flag_of(field.name), options.program));
+    if (!is_for(field, options.program)) {
+      const bool is_flag = assignment.where.starts_with("--");
+      if (options.models_are_saved && (field.model || !is_flag)) continue;
+      result.notices.push_back(
+          fmt::format("{} has no effect on {}", flag_of(field.name), options.program.front()));
       continue;
     }
     const Value initial = get_value(field, defaults);

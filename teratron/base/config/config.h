@@ -87,9 +87,12 @@ struct FieldTraits {
   std::string_view planned_choices = {};                   // "b|c": choices not implemented yet
   std::string_view aliases = {};                           // further flags, separated by blanks
   std::string_view off = {};                               // flags that set a boolean to false
-  std::string_view program = {};                           // "bert|t5": programs in which it has an effect
+  std::string_view off_help = {};                          // what they do
+  std::string_view program = {};                           // "bert|t5": programs that have it; empty: all
   std::string_view note = {};                              // why it is a no-op, or a remark
   size_t count = 0;                                        // exact length of a list (0: any)
+  bool required = false;                                   // of a command (command_line.h)
+  bool positional = false;                                 // of a command: also takes words without a flag
 };
 
 struct Field {
@@ -102,7 +105,7 @@ struct Field {
   FieldTraits traits = {};
   bool model = false;           // defines the model: must match when a checkpoint is loaded
   std::string_view group = {};  // heading in --help and the docs
-  void* storage = nullptr;      // of a value outside the struct (flags of programs built on the library)
+  void* storage = nullptr;      // of a value outside the struct (bound_field)
 };
 
 /// A flag of Megatron-LM that is not a field: an alias of fields, a no-op, or refused with a reason.
@@ -188,7 +191,8 @@ struct RawOption {
 /// Resolves the key, converts and checks the values; adds assignments, notices or problems to `result`.
 void add_option(const Schema& schema, const RawOption& option, ParseResult& result);
 
-/// Parses command-line arguments (without the program name).
+/// Parses command-line arguments (without the program name). Words without a flag are values of the
+/// positional fields, one each; a list takes all that are left.
 void read_flags(const Schema& schema, std::span<const std::string> args, ParseResult& result);
 
 /// "num_layers" -> "--num-layers".
@@ -207,12 +211,28 @@ Value parse_value(const Field& field, std::span<const std::string> values, Probl
 Value get_value(const Field& field, const void* object);
 void set_value(const Field& field, const Value& value, void* object);
 
-/// Whether the field has an effect on the program ("gpt", "generate").
-bool has_effect_on(const Field& field, std::string_view program);
+/// A field of a table whose value is `*value`, which holds the default and must outlive the use of the table.
+/// `name` has underscores.
+template <typename T>
+Field bound_field(std::string_view name, T* value, std::string_view help, const FieldTraits& traits = {}) {
+  return {.name = name,
+          .type = field_type<T>(),
+          .since = "here",
+          .help = help,
+          .traits = traits,
+          .storage = value};
+}
+
+/// Names of a program: its own first, then sets of programs that it belongs to, {"bert", "training"}.
+using ProgramNames = std::vector<std::string>;
+
+/// Whether the field is one of the program's.
+bool is_for(const Field& field, const ProgramNames& program);
 
 struct ReviewOptions {
-  std::string_view program;
+  ProgramNames program;
   bool refuse_planned = true;
+  bool models_are_saved = false;  // no notices of fields that define the model, and of those in a file
 };
 /// Adds a problem for each planned field not at its default, and a notice for each no-op or field of another
 /// program.
@@ -235,9 +255,10 @@ std::vector<std::string> from_json(const Schema& schema, std::string_view text, 
 
 struct HelpOptions {
   std::string_view usage;
-  std::string_view program = {};  // fields of other programs are left out; empty: none
+  ProgramNames program = {};  // fields of other programs are left out; empty: none
 };
-/// Text of --help, wrapped at 100 columns. `defaults` is a default-constructed object.
+/// Text of --help, wrapped at 100 columns. `defaults` is a default-constructed object; null if all fields are
+/// bound.
 std::string help_text(const Schema& schema, const HelpOptions& options, const void* defaults);
 /// Text of docs/flags.md.
 std::string flags_document(const Schema& schema, const void* defaults);

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/config/config.h"
+#include "teratron/base/config/wrap.h"
 #include "teratron/base/json.h"
 #include "teratron/base/strings.h"
 
@@ -117,38 +118,19 @@ std::string main_flag(const Field& field, const Value& initial) {
 std::string help_of(const Field& field, const Value& initial) {
   const bool off = initial == Value(true) && !field.traits.off.empty();
   if (has_many_choices(field)) return fmt::format("{}: {}", field.help, listed(field.traits.choices));
-  return off ? fmt::format("Disable: {}", field.help) : std::string(field.help);
+  return std::string(off ? field.traits.off_help : field.help);
 }
 
 std::string status_text(const Field& field) {
   if (field.status == FieldStatus::no_op) return "no effect: " + std::string(field.traits.note);
   if (field.status == FieldStatus::planned) return "not supported yet";
   if (field.status == FieldStatus::derived) return "computed";
+  if (field.traits.required && field.traits.positional) return "required; also without the flag";
+  if (field.traits.required) return "required";
+  if (field.traits.positional) return "also without the flag";
   if (!field.traits.planned_choices.empty())
     return fmt::format("not yet: {}", listed(field.traits.planned_choices));
   return field.traits.note.empty() ? "" : std::string(field.traits.note);
-}
-
-// Breaks `text` into lines of at most `width` columns; all but the first are indented.
-std::string wrap(const std::string& text, size_t indent, size_t width) {
-  std::string out;
-  size_t column = indent;
-  size_t begin = 0;
-  while (begin < text.size()) {
-    const size_t end = std::min(text.find(' ', begin), text.size());
-    const std::string word = text.substr(begin, end - begin);
-    if (column > indent && column + 1 + word.size() > width) {
-      out += '\n' + std::string(indent, ' ');
-      column = indent;
-    } else if (column > indent) {
-      out += ' ';
-      ++column;
-    }
-    out += word;
-    column += word.size();
-    begin = end + 1;
-  }
-  return out;
 }
 
 // The default in --help, a list without Python's brackets and quotes. Empty: none, or a switch.
@@ -247,7 +229,7 @@ std::string help_text(const Schema& schema, const HelpOptions& options, const vo
   std::string_view group;
   for (const Field& field : schema.fields()) {
     if (field.status == FieldStatus::derived) continue;
-    if (!options.program.empty() && !has_effect_on(field, options.program)) continue;
+    if (!options.program.empty() && !is_for(field, options.program)) continue;
     if (field.group != group) out += fmt::format("\n{}\n", field.group);
     group = field.group;
     out += help_row(field, get_value(field, defaults));

@@ -87,7 +87,7 @@ Parsed read(std::vector<std::string> args) {
   Parsed parsed;
   read_flags(schema(), args, parsed.result);
   const Sample defaults;
-  review(schema(), &defaults, {.program = "this"}, parsed.result);
+  review(schema(), &defaults, {.program = {"this"}}, parsed.result);
   parsed.sources = apply(parsed.result, &parsed.object);
   return parsed;
 }

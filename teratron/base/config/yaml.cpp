@@ -37,7 +37,7 @@ class DocumentStarts : public YAML::EventHandler {
     }
   }
   int count() const { return documents_; }
-  /// Of the last one's root.
+  /// Position of the root of the last document.
   const YAML::Mark& last() const { return last_; }
 
   void OnDocumentStart(const YAML::Mark& mark) override {

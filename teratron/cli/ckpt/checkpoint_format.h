@@ -9,8 +9,8 @@ namespace teratron {
 
 enum class CheckpointFormat : uint8_t { teratron, hugging_face, megatron };
 
-/// Of a folder of checkpoints, one checkpoint or, of Megatron-LM, one file. UserError(checkpoint) if it is of
-/// none of them.
+/// Format of a folder of checkpoints, of one checkpoint, or of one file of Megatron-LM. UserError(checkpoint)
+/// if it is none of them.
 CheckpointFormat checkpoint_format(const std::filesystem::path& path);
 
 /// Whether a folder is one of Hugging Face, and none of checkpoints.

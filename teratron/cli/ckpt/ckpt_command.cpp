@@ -1,7 +1,6 @@
 #include <chrono>
 #include <optional>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/config/command_line.h"
@@ -103,32 +102,50 @@ int verify(const Flags& flags) {
   return 0;
 }
 
+using Args = std::span<const std::string>;
+
+std::vector<Field> source_fields(Flags& flags) {
+  return {
+      bound_field("directory", &flags.directory,
+                  "A --save folder of Teratron or Megatron-LM, one of its iter_* folders, or a Hugging Face "
+                  "folder",
+                  {.required = true, .positional = true}),
+      bound_field("ckpt_step", &flags.step, "Iteration; default: the newest")};
+}
+
+int inspect_command(Args args) {
+  Flags flags;
+  std::vector<Field> fields = source_fields(flags);
+  fields.push_back(bound_field("tensors", &flags.list_tensors, "List the tensors"));
+  const bool given = read_command({.name = "teratron ckpt inspect",
+                                   .usage = "DIRECTORY [FLAGS]",
+                                   .summary = "Show the contents of a checkpoint.",
+                                   .fields = fields},
+                                  args)
+                         .has_value();
+  return given ? inspect(flags) : 0;
+}
+
+int verify_command(Args args) {
+  Flags flags;
+  const bool given = read_command({.name = "teratron ckpt verify",
+                                   .usage = "DIRECTORY [FLAGS]",
+                                   .summary = "Check every byte of a checkpoint against its hash.",
+                                   .fields = source_fields(flags)},
+                                  args)
+                         .has_value();
+  return given ? verify(flags) : 0;
+}
+
 }  // namespace
 
 int ckpt_command(std::span<const std::string> args) {
-  Flags flags;
-  CLI::App app("Inspect, verify and convert checkpoints", "teratron ckpt");
-  app.require_subcommand(1);
-  for (const char* name : {"inspect", "verify"}) {
-    CLI::App* const command =
-        app.add_subcommand(name, name == std::string("inspect") ? "Show the contents of a checkpoint"
-                                                                : "Check every byte against its hash");
-    command
-        ->add_option(
-            "directory", flags.directory,
-            "a --save folder of Teratron or Megatron-LM, one of its iter_* folders, or a Hugging Face folder")
-        ->required();
-    command->add_option("--ckpt-step", flags.step, "iteration; default: the newest");
-    if (name == std::string("inspect"))
-      command->add_flag("--tensors", flags.list_tensors, "list the tensors");
-  }
-  CheckpointConversion conversion(app);
-  LoraMerge merge(app);
-  if (!parse_command(app, args)) return 0;
-  if (app.got_subcommand("inspect")) return inspect(flags);
-  if (app.got_subcommand("verify")) return verify(flags);
-  if (app.got_subcommand("merge-lora")) return merge.run();
-  return conversion.run();
+  const Subcommand subcommands[] = {
+      {"inspect", "show the contents of a checkpoint", inspect_command},
+      {"verify", "check every byte against its hash", verify_command},
+      {"convert", "convert from and to Hugging Face and Megatron-LM", convert_command},
+      {"merge-lora", "add LoRA adapters to the weights", merge_lora_command}};
+  return run_subcommand("teratron ckpt", subcommands, args);
 }
 
 }  // namespace teratron

@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "teratron/base/config/command_line.h"
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/ckpt/checkpoint.h"
@@ -24,7 +25,9 @@ namespace teratron {
 
 namespace fs = std::filesystem;
 
-struct CheckpointConversion::Flags {
+namespace {
+
+struct ConversionFlags {
   std::string from_megatron, from_hf, load, load_path;  // sources
   std::string save, to_hf, save_path;                   // destinations, with megatron.to_megatron
   MegatronLayoutFlags megatron;
@@ -33,11 +36,10 @@ struct CheckpointConversion::Flags {
   std::string max_shard_size = "5GB";
   bool to_transformers = false;
   bool print_structure = false;
-  std::vector<std::string> without_effect;
-  std::vector<std::string> settings;  // flags of `pretrain`, beside from_megatron
+  std::optional<int64_t> data_ranks;   // without effect
+  bool distributed_optimizer = false;  // without effect
+  std::vector<std::string> settings;   // flags of `pretrain`, beside from_megatron
 };
-
-namespace {
 
 std::optional<Dtype> parse_dtype(const std::string& text) {
   if (text.empty()) return std::nullopt;
@@ -128,12 +130,25 @@ int count(std::initializer_list<const std::string*> values) {
   return static_cast<int>(std::ranges::count_if(values, [](const auto* value) { return !value->empty(); }));
 }
 
-}  // namespace
+class CheckpointConversion {
+ public:
+  /// Reads the flags; nullopt if --help was printed.
+  static std::optional<CheckpointConversion> read(std::span<const std::string> args);
+  /// Returns the exit code.
+  int run();
+
+ private:
+  void resolve_paths();
+  void note_what_changes_nothing() const;
+  ConversionReport convert() const;
+  std::unique_ptr<CheckpointSource> open_source(std::vector<std::string>& notices) const;
+  ConversionFlags flags_;
+};
 
 /// Accelerate's flags name no format: the source is recognized, and the destination is Megatron-LM's unless
 /// the direction flag says otherwise.
 void CheckpointConversion::resolve_paths() {
-  Flags& f = *flags_;
+  ConversionFlags& f = flags_;
   require_one("source", count({&f.from_hf, &f.from_megatron, &f.load, &f.load_path}));
   const int destinations = count({&f.save, &f.to_hf, &f.megatron.to_megatron, &f.save_path});
   if (destinations > 0 || !f.print_structure) require_one("destination", destinations);
@@ -153,9 +168,11 @@ void CheckpointConversion::resolve_paths() {
 }
 
 void CheckpointConversion::note_what_changes_nothing() const {
-  std::vector<std::string> names = flags_->without_effect;
-  if (flags_->megatron.to_megatron.empty()) {
-    for (const std::string& name : flags_->megatron.given()) names.push_back(name);
+  std::vector<std::string> names;
+  if (flags_.data_ranks) names.emplace_back("--target-data-parallel-size");
+  if (flags_.distributed_optimizer) names.emplace_back("--use-distributed-optimizer");
+  if (flags_.megatron.to_megatron.empty()) {
+    for (const std::string& name : flags_.megatron.given()) names.push_back(name);
   }
   if (names.empty()) return;
   notice(
@@ -166,7 +183,7 @@ void CheckpointConversion::note_what_changes_nothing() const {
 }
 
 std::unique_ptr<CheckpointSource> CheckpointConversion::open_source(std::vector<std::string>& notices) const {
-  const Flags& f = *flags_;
+  const ConversionFlags& f = flags_;
   if (!f.load.empty()) return std::make_unique<CheckpointReader>(locate_checkpoint(f.load, f.step));
   if (!f.from_hf.empty()) return std::make_unique<HfCheckpoint>(f.from_hf);
   const bool keeps_state = !f.save.empty();  // other formats hold weights alone
@@ -180,7 +197,7 @@ std::unique_ptr<CheckpointSource> CheckpointConversion::open_source(std::vector<
 }
 
 ConversionReport CheckpointConversion::convert() const {
-  const Flags& f = *flags_;
+  const ConversionFlags& f = flags_;
   const std::optional<Dtype> dtype = parse_dtype(f.dtype);
   const int64_t max_shard_bytes = parse_size(f.max_shard_size);
   std::vector<std::string> notices;
@@ -199,8 +216,7 @@ ConversionReport CheckpointConversion::convert() const {
 }
 
 int CheckpointConversion::run() {
-  Flags& f = *flags_;
-  f.settings = command_->remaining();
+  ConversionFlags& f = flags_;
   resolve_paths();
   note_what_changes_nothing();
   if (f.save.empty() && f.to_hf.empty() && f.megatron.to_megatron.empty()) {
@@ -219,46 +235,59 @@ int CheckpointConversion::run() {
   return 0;
 }
 
-CheckpointConversion::CheckpointConversion(CLI::App& app)
-    : flags_(std::make_unique<Flags>()),
-      command_(app.add_subcommand("convert", "Convert from and to Hugging Face and Megatron-LM")) {
-  Flags& f = *flags_;
-  command_->allow_extras();
-  command_->footer(
-      "One source, one destination. With --from-megatron, flags of `pretrain` give what the checkpoint does "
-      "not\n"
-      "say, such as --num-attention-heads, or --vocab-file and --merge-file to cut off the vocabulary's "
-      "padding.");
-  const auto add = [this](const char* name, std::string& value, const char* help) {
-    return command_->add_option(name, value, help);
-  };
-  add("--from-megatron", f.from_megatron,
-      "source: folder, zip file or .pt file that Megatron-LM wrote (formats torch and torch_dist)");
-  add("--from-hf", f.from_hf, "source: folder with config.json and safetensors or pytorch_model.bin");
-  add("--load", f.load, "source: folder of checkpoints, or one checkpoint");
-  command_->add_option("--ckpt-step", f.step, "iteration to read; default: the newest");
-  add("--save", f.save, "destination: folder to save a checkpoint in");
-  add("--to-hf", f.to_hf, "destination: new folder for config.json and safetensors");
-  f.megatron.add_to(*command_);
-  add("--max-shard-size", f.max_shard_size, "maximum size of a safetensors file")->capture_default_str();
-  add("--tokenizer-name", f.tokenizer,
-      "folder with the tokenizer of --to-hf, or a name in Hugging Face's cache; default: that of the "
-      "checkpoint");
-  add("--target-params-dtype", f.dtype, "fp32, bf16 or fp16; default: unchanged");
-  add("--load-path", f.load_path, "Accelerate's name for the source, whose format is recognized");
-  add("--save-path", f.save_path, "Accelerate's name for --to-megatron, or, with the next flag, for --to-hf");
-  command_->add_flag("--convert-checkpoint-from-megatron-to-transformers", f.to_transformers,
-                     "--save-path is for transformers");
-  command_->add_flag("--print-checkpoint-structure", f.print_structure,
-                     "list the tensors written or, without a destination, those of the source");
-  command_->add_option_function<int64_t>(
-      "--target-data-parallel-size",
-      [&f](const int64_t&) { f.without_effect.emplace_back("--target-data-parallel-size"); }, "no effect");
-  command_->add_flag_callback(
-      "--use-distributed-optimizer", [&f] { f.without_effect.emplace_back("--use-distributed-optimizer"); },
-      "no effect");
+std::vector<Field> conversion_fields(ConversionFlags& f) {
+  std::vector<Field> fields = {
+      bound_field(
+          "from_megatron", &f.from_megatron,
+          "Source: folder, zip file or .pt file that Megatron-LM wrote (formats torch and torch_dist)"),
+      bound_field("from_hf", &f.from_hf,
+                  "Source: folder with config.json and safetensors or pytorch_model.bin"),
+      bound_field("load", &f.load, "Source: folder of checkpoints, or one checkpoint"),
+      bound_field("ckpt_step", &f.step, "Iteration to read; default: the newest"),
+      bound_field("save", &f.save, "Destination: folder to save a checkpoint in"),
+      bound_field("to_hf", &f.to_hf, "Destination: new folder for config.json and safetensors"),
+      bound_field("max_shard_size", &f.max_shard_size, "Maximum size of a safetensors file"),
+      bound_field(
+          "tokenizer_name", &f.tokenizer,
+          "Folder with the tokenizer of --to-hf, or a name in Hugging Face's cache; default: that of the "
+          "checkpoint"),
+      bound_field("target_params_dtype", &f.dtype, "fp32, bf16 or fp16; default: unchanged"),
+      bound_field("load_path", &f.load_path, "Accelerate's name for the source, whose format is recognized"),
+      bound_field("save_path", &f.save_path,
+                  "Accelerate's name for --to-megatron, or, with the next flag, for --to-hf"),
+      bound_field("convert_checkpoint_from_megatron_to_transformers", &f.to_transformers,
+                  "--save-path is for transformers"),
+      bound_field("print_checkpoint_structure", &f.print_structure,
+                  "List the tensors written or, without a destination, those of the source"),
+      bound_field("target_data_parallel_size", &f.data_ranks, "No effect on weights"),
+      bound_field("use_distributed_optimizer", &f.distributed_optimizer, "No effect on weights")};
+  for (const Field& field : f.megatron.fields()) fields.push_back(field);
+  return fields;
 }
 
-CheckpointConversion::~CheckpointConversion() = default;
+std::optional<CheckpointConversion> CheckpointConversion::read(std::span<const std::string> args) {
+  std::optional<CheckpointConversion> conversion(std::in_place);
+  const CommandLine line = {
+      .name = "teratron ckpt convert",
+      .usage = "SOURCE DESTINATION [FLAGS]",
+      .summary = "Convert from and to Hugging Face and Megatron-LM.",
+      .fields = conversion_fields(conversion->flags_),
+      .others = OtherArguments::collected,
+      .footer =
+          "One source, one destination. With --from-megatron, flags of `pretrain` give what the checkpoint\n"
+          "does not say, such as --num-attention-heads, or --vocab-file and --merge-file to cut off the\n"
+          "vocabulary's padding."};
+  std::optional<std::vector<std::string>> settings = read_command(line, args);
+  if (!settings) return std::nullopt;
+  conversion->flags_.settings = std::move(*settings);
+  return conversion;
+}
+
+}  // namespace
+
+int convert_command(std::span<const std::string> args) {
+  std::optional<CheckpointConversion> conversion = CheckpointConversion::read(args);
+  return conversion ? conversion->run() : 0;
+}
 
 }  // namespace teratron

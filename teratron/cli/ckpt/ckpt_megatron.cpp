@@ -62,7 +62,7 @@ std::optional<MegatronNames> megatron_names(const std::string& name) {
 
 std::unique_ptr<ImportedMegatron> open_megatron(const MegatronFlags& flags) {
   const ParsedArguments parsed =
-      parse_arguments("pretrain gpt", flags.settings, {.refuse_planned = false, .defer_problems = true});
+      parse_arguments(Program(), flags.settings, {.refuse_planned = false, .defer_problems = true});
   if (!parsed.problems.empty()) throw UserError(ExitCode::config, parsed.problems);
   json given = given_settings(parsed);
   given.erase("no_load_optim");
@@ -132,30 +132,25 @@ void verify_megatron(const fs::path& source, std::optional<int64_t> step) {
   print("{}: all checksums match ({} bytes, {:.2f} s)", where, bytes, seconds.count());
 }
 
-void MegatronLayoutFlags::add_to(CLI::App& command) {
-  command.add_option("--to-megatron", to_megatron, "new folder for Megatron-LM's files (format torch)");
-  command
-      .add_option("--target-tensor-parallel-size,--target-tensor-model-parallel-size", tensor_ranks,
-                  "tensor ranks of --to-megatron; default 1")
-      ->check(CLI::Range(1, 1 << 10));
-  command
-      .add_option("--target-pipeline-parallel-size,--target-pipeline-model-parallel-size", stages,
-                  "pipeline stages of --to-megatron; default 1")
-      ->check(CLI::Range(1, 1 << 10));
-  command
-      .add_option("--target-expert-parallel-size,--target-expert-model-parallel-size", expert_ranks,
-                  "expert ranks of --to-megatron; default 1")
-      ->check(CLI::Range(1, 1 << 10));
-  command
-      .add_option("--make-vocab-size-divisible-by", vocabulary_divisor,
-                  "padding of the vocabulary of --to-megatron; default: as in the checkpoint")
-      ->check(CLI::Range(1, 1 << 20));
-  command
-      .add_option("--megatron-names", names,
-                  "names of tensors in --to-megatron: of legacy models in core 0.4 to 0.7 (core) or v2.5 to "
+std::vector<Field> MegatronLayoutFlags::fields() {
+  constexpr double most = 1 << 10;
+  return {
+      bound_field("to_megatron", &to_megatron,
+                  "Destination: new folder for Megatron-LM's files (format torch)"),
+      bound_field("target_tensor_parallel_size", &tensor_ranks, "Tensor ranks of --to-megatron; default 1",
+                  {.min = 1, .max = most, .aliases = "--target-tensor-model-parallel-size"}),
+      bound_field("target_pipeline_parallel_size", &stages, "Pipeline stages of --to-megatron; default 1",
+                  {.min = 1, .max = most, .aliases = "--target-pipeline-model-parallel-size"}),
+      bound_field("target_expert_parallel_size", &expert_ranks, "Expert ranks of --to-megatron; default 1",
+                  {.min = 1, .max = most, .aliases = "--target-expert-model-parallel-size"}),
+      bound_field("make_vocab_size_divisible_by", &vocabulary_divisor,
+                  "Padding of the vocabulary of --to-megatron; default: as in the checkpoint",
+                  {.min = 1, .max = 1 << 20}),
+      bound_field("megatron_names", &names,
+                  "Names of tensors in --to-megatron: of legacy models in core 0.4 to 0.7 (core) or v2.5 to "
                   "23.06 (v2); of GPT in Megatron-Core (mcore), with Transformer Engine's layers and grouped "
-                  "experts (mcore-te); default core, of models with experts mcore")
-      ->check(CLI::IsMember({"core", "v2", "mcore", "mcore-te"}));
+                  "experts (mcore-te); default core, of models with experts mcore",
+                  {.choices = "core|v2|mcore|mcore-te"})};
 }
 
 std::vector<std::string> MegatronLayoutFlags::given() const {

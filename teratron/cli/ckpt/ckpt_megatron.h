@@ -9,8 +9,7 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
-
+#include "teratron/base/config/config.h"
 #include "teratron/base/dtype.h"
 #include "teratron/hf/convert.h"
 #include "teratron/megatron/convert.h"
@@ -39,8 +38,9 @@ struct MegatronLayoutFlags {
   std::optional<int64_t> tensor_ranks, stages, expert_ranks, vocabulary_divisor;
   std::string names;  // empty: by the model
 
-  void add_to(CLI::App& command);
-  /// Those given, which other conversions ignore.
+  /// Rows that write to this object.
+  std::vector<Field> fields();
+  /// Flags of the layout that were given; conversions to other formats ignore them.
   std::vector<std::string> given() const;
 };
 

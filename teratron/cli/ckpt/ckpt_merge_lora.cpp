@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "teratron/base/config/command_line.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/ckpt/checkpoint_format.h"
 #include "teratron/hf/convert.h"
@@ -13,12 +14,12 @@ namespace teratron {
 
 namespace fs = std::filesystem;
 
-struct LoraMerge::Flags {
+namespace {
+
+struct MergeFlags {
   std::string load, from_hf, lora, save, to_hf;
   std::optional<int64_t> step;
 };
-
-namespace {
 
 std::unique_ptr<CheckpointSource> open_base(const std::string& from_hf, const fs::path& load) {
   if (!from_hf.empty()) return std::make_unique<HfCheckpoint>(from_hf);
@@ -41,24 +42,7 @@ HfTokenizer tokenizer_of(const CheckpointInfo& info) {
   return hf_tokenizer(tokenizer_options(arguments_from_json(info.config, info.path.string(), &unknown)));
 }
 
-}  // namespace
-
-LoraMerge::LoraMerge(CLI::App& app) : flags_(std::make_unique<Flags>()) {
-  CLI::App* const command = app.add_subcommand("merge-lora", "Add LoRA adapters to the weights");
-  Flags& f = *flags_;
-  command->add_option("--load", f.load, "a --save folder, or one of its iter_* folders");
-  command->add_option("--from-hf", f.from_hf, "a Hugging Face folder, in place of --load");
-  command->add_option("--ckpt-step", f.step, "iteration of --load; default: the newest");
-  command->add_option("--lora", f.lora,
-                      "folder with the adapters in PEFT's format; default: those of --load");
-  command->add_option("--save", f.save, "folder of the merged checkpoint");
-  command->add_option("--to-hf", f.to_hf, "new Hugging Face folder, in place of --save");
-}
-
-LoraMerge::~LoraMerge() = default;
-
-int LoraMerge::run() {
-  const Flags& f = *flags_;
+int merge(const MergeFlags& f) {
   if (f.load.empty() == f.from_hf.empty() || f.save.empty() == f.to_hf.empty()) {
     throw config_error({.what = "the model or the result is not named, or twice",
                         .where = "ckpt merge-lora",
@@ -75,6 +59,24 @@ int LoraMerge::run() {
   print("wrote {} ({} tensors, {} elements)", printable(report.result.string(), 4096), report.tensors,
         report.elements);
   return 0;
+}
+
+}  // namespace
+
+int merge_lora_command(std::span<const std::string> args) {
+  MergeFlags f;
+  const CommandLine line = {
+      .name = "teratron ckpt merge-lora",
+      .usage = "--load DIR|--from-hf DIR [--lora DIR] --save DIR|--to-hf DIR",
+      .summary = "Add LoRA adapters to the weights.",
+      .fields = {
+          bound_field("load", &f.load, "A --save folder, or one of its iter_* folders"),
+          bound_field("from_hf", &f.from_hf, "A Hugging Face folder, in place of --load"),
+          bound_field("ckpt_step", &f.step, "Iteration of --load; default: the newest"),
+          bound_field("lora", &f.lora, "Folder of adapters in PEFT's format; default: those of --load"),
+          bound_field("save", &f.save, "Folder of the merged checkpoint"),
+          bound_field("to_hf", &f.to_hf, "New Hugging Face folder, in place of --save")}};
+  return read_command(line, args) ? merge(f) : 0;
 }
 
 }  // namespace teratron

@@ -1,23 +1,11 @@
 // `teratron ckpt merge-lora`: adds LoRA adapters to the weights beside which they were trained.
 #pragma once
 
-#include <memory>
-
-#include <CLI/CLI.hpp>
+#include <span>
+#include <string>
 
 namespace teratron {
 
-class LoraMerge {
- public:
-  /// Adds the subcommand and its flags.
-  explicit LoraMerge(CLI::App& app);
-  ~LoraMerge();
-  /// After parsing. Returns the exit code.
-  int run();
-
- private:
-  struct Flags;
-  std::unique_ptr<Flags> flags_;
-};
+int merge_lora_command(std::span<const std::string> args);
 
 }  // namespace teratron

@@ -6,7 +6,7 @@
 #include "teratron/cli/generate/generate_lines.h"
 #include "teratron/cli/generate/generate_terminal.h"
 #include "teratron/cli/generate/generate_texts.h"
-#include "teratron/cli/inference_help.h"
+#include "teratron/cli/inference_program.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/hf/architecture.h"
 
@@ -14,15 +14,10 @@ namespace teratron {
 
 namespace {
 
-// The settings of generation; those of the model come from the checkpoint.
-std::string help() {
-  const auto own = [](const Field& field) {
-    return field.group == "Generation" || field.name == "seed" || field.name == "run_dir";
-  };
-  return inference_help("teratron generate --load DIR [--prompt TEXT ...] [FLAGS]", own) +
-         "\nModel and tokenizer come from the checkpoint; the other flags of `teratron pretrain gpt` "
-         "override "
-         "them.\nWithout --prompt or --sample-input-file, prompts are read from standard input.\n";
+std::string help(const Program& program) {
+  return arguments_help({"teratron generate --load DIR [--prompt TEXT ...] [FLAGS]", program.names}) +
+         "\nModel and tokenizer come from the checkpoint.\nWithout --prompt or --sample-input-file, prompts "
+         "are read from standard input.\n";
 }
 
 void check_modes(const Arguments& args) {
@@ -62,9 +57,10 @@ ExitCode run_rank(const ParsedArguments& parsed, const Mesh& mesh) {
 }  // namespace
 
 int generate_command(std::span<const std::string> args) {
-  const ParsedArguments parsed = parse_arguments("generate", args, {.architecture = architecture_settings});
+  const Program program = inference_program("generate");
+  const ParsedArguments parsed = parse_arguments(program, args, {.architecture = architecture_settings});
   if (parsed.help) {
-    print_line(help());
+    print_line(help(program));
     return 0;
   }
   check_modes(parsed.args);

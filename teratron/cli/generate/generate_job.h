@@ -25,7 +25,7 @@ struct GenerateJob {
 /// Loads the model. `needs_tokenizer`: UserError if there is none. Collective.
 GenerateJob load_generate_job(const ParsedArguments& parsed, const Mesh& mesh, bool needs_tokenizer);
 
-/// Of the flags.
+/// The engine that the flags ask for.
 EngineSettings engine_settings(const GenerateJob& job);
 
 /// Calls `body` on rank 0 with an engine over all ranks, the others follow. `settings` are the same on all.

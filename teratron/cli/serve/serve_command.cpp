@@ -7,7 +7,7 @@
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/generate/generate_job.h"
-#include "teratron/cli/inference_help.h"
+#include "teratron/cli/inference_program.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/hf/architecture.h"
 #include "teratron/serve/run_server.h"
@@ -18,15 +18,10 @@ namespace teratron {
 
 namespace {
 
-std::string help() {
-  const auto own = [](const Field& field) {
-    return field.group == "Server" || field.name == "inference_max_requests" ||
-           field.name == "inference_dynamic_batching_buffer_size_gb";
-  };
-  return inference_help("teratron serve (--load DIR | --hf DIR) [--host 127.0.0.1] [--port 5000] [FLAGS]",
-                        own) +
-         "\nModel and tokenizer come from the checkpoint or the Hugging Face folder; the other flags of "
-         "`teratron pretrain gpt` override them.\n";
+std::string help(const Program& program) {
+  return arguments_help({"teratron serve (--load DIR | --hf DIR) [--host 127.0.0.1] [--port 5000] [FLAGS]",
+                         program.names}) +
+         "\nModel and tokenizer come from the checkpoint or the Hugging Face folder.\n";
 }
 
 HttpOptions http_options(const Arguments& args, Metrics& metrics) {
@@ -132,9 +127,10 @@ void bound_freed_memory() {
 
 int serve_command(std::span<const std::string> args) {
   bound_freed_memory();
-  const ParsedArguments parsed = parse_arguments("serve", args, {.architecture = architecture_settings});
+  const Program program = inference_program("serve");
+  const ParsedArguments parsed = parse_arguments(program, args, {.architecture = architecture_settings});
   if (parsed.help) {
-    print_line(help());
+    print_line(help(program));
     return 0;
   }
   for (const std::string& line : parsed.notices) notice_line(line);

@@ -3,7 +3,7 @@
 
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
-#include "teratron/cli/inference_help.h"
+#include "teratron/cli/inference_program.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/cli/tasks/task_job.h"
 #include "teratron/hf/architecture.h"
@@ -15,12 +15,10 @@ namespace {
 
 constexpr int64_t usual_new_tokens = 256;  // as lm-evaluation-harness
 
-std::string eval_help() {
-  const auto own = [](const Field& field) {
-    return field.name == "seed" || (!field.traits.program.empty() && has_effect_on(field, "eval"));
-  };
-  return inference_help(
-             "teratron eval --load DIR --data FILE.jsonl [--json OUT] [--predictions FILE] [FLAGS]", own) +
+std::string eval_help(const Program& program) {
+  return arguments_help(
+             {"teratron eval --load DIR --data FILE.jsonl [--json OUT] [--predictions FILE] [FLAGS]",
+              program.names}) +
          "\nLines of --data:\n"
          "  {\"context\": ..., \"continuation\": ...}\n"
          "  {\"context\": ..., \"choices\": [...], \"answer\": number from 0, or text}\n"
@@ -95,9 +93,10 @@ void evaluate_lines(const ParsedArguments& parsed, const Mesh& mesh) {
 }  // namespace
 
 int eval_command(std::span<const std::string> args) {
-  const ParsedArguments parsed = parse_arguments("eval", args, {.architecture = architecture_settings});
+  const Program program = inference_program("eval");
+  const ParsedArguments parsed = parse_arguments(program, args, {.architecture = architecture_settings});
   if (parsed.help) {
-    print_line(eval_help());
+    print_line(eval_help(program));
     return 0;
   }
   for (const std::string& line : parsed.notices) notice_line(line);

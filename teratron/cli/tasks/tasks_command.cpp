@@ -2,6 +2,7 @@
 
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
+#include "teratron/cli/inference_program.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/cli/tasks/task_job.h"
 #include "teratron/hf/architecture.h"
@@ -17,8 +18,9 @@ std::string tasks_help() {
              {"teratron tasks --task WIKITEXT103|LAMBADA --valid-data FILE... --load DIR [FLAGS]\n"
               "       teratron tasks --task RACE|MNLI|QQP --train-data ... --valid-data ... --epochs N "
               "--pretrained-checkpoint DIR [FLAGS]",
-              "tasks"}) +
-         "\nArchitecture and tokenizer come from the checkpoint where they are not given.\n"
+              inference_program("tasks").names}) +
+         "\nFinetuning also takes the flags of `teratron pretrain bert`. Architecture and tokenizer come "
+         "from the checkpoint where they are not given.\n"
          "On several ranks (teratron launch --nproc-per-node N -- tasks ...) those beyond one model's are "
          "replicas, which share the texts.\n"
          "--epochs N is --num-train-epochs N, --epochs 0 is --skip-train, --keep-last is "
@@ -122,8 +124,10 @@ void check_zeroshot(const Arguments& args) {
 
 int tasks_command(std::span<const std::string> args) {
   const std::vector<std::string> flags = task_flags(args);
+  // Scripts of Megatron-LM pass flags of training to all tasks.
+  const Program program = inference_program("tasks", {"inference", "training"});
   const ParsedArguments first =
-      parse_arguments("tasks", flags, {.defer_problems = true, .architecture = architecture_settings});
+      parse_arguments(program, flags, {.defer_problems = true, .architecture = architecture_settings});
   if (first.help) {
     print_line(tasks_help());
     return 0;
@@ -134,7 +138,7 @@ int tasks_command(std::span<const std::string> args) {
   check_output(first.args.predictions, "--predictions");
   if (const FinetuneTask* const task = find_finetune_task(first.args.task.value_or("")))
     return finetune(*task, flags);
-  const ParsedArguments parsed = parse_arguments("tasks", flags, {.architecture = architecture_settings});
+  const ParsedArguments parsed = parse_arguments(program, flags, {.architecture = architecture_settings});
   for (const std::string& line : parsed.notices) notice_line(line);
   check_zeroshot(parsed.args);
   if (parsed.args.num_threads) at::set_num_threads(static_cast<int>(*parsed.args.num_threads));

@@ -1,13 +1,12 @@
 #include "teratron/cli/tokenizer/chat_command.h"
 
 #include <iostream>
-#include <memory>
 
-#include <CLI/CLI.hpp>
-
+#include "teratron/base/config/command_line.h"
 #include "teratron/base/json.h"
 #include "teratron/base/log.h"
 #include "teratron/base/text_lines.h"
+#include "teratron/settings/arguments.h"
 #include "teratron/tokenizer/chat/chat_template.h"
 
 namespace teratron {
@@ -15,7 +14,7 @@ namespace teratron {
 namespace {
 
 struct ChatFlags {
-  std::string name, tokenizer;
+  Arguments settings = {};
   bool asks = false;
 };
 
@@ -38,8 +37,8 @@ std::vector<ChatMessage> conversation(const std::string& line, const std::string
 }
 
 void print_conversations(const ChatFlags& flags) {
-  const std::optional<std::string> name = flags.name.empty() ? std::nullopt : std::optional(flags.name);
-  const std::optional<ChatTemplate> chat = choose_chat_template(name, flags.tokenizer);
+  const std::optional<ChatTemplate> chat =
+      choose_chat_template(flags.settings.chat_template, flags.settings.tokenizer_model.value_or(""));
   if (!chat) {
     throw config_error({.what = "there is no chat template",
                         .where = "--tokenizer-model",
@@ -55,17 +54,21 @@ void print_conversations(const ChatFlags& flags) {
 
 }  // namespace
 
-std::function<bool()> add_chat_command(CLI::App& app) {
-  const auto flags = std::make_shared<ChatFlags>();
-  CLI::App* const command = app.add_subcommand(
-      "chat", "Print the text of each conversation of stdin: a JSON list of messages per line");
-  command->add_option("--chat-template", flags->name, "its name; default the tokenizer's");
-  command->add_option("--tokenizer-model", flags->tokenizer, "file or folder of a Hugging Face tokenizer");
-  command->add_flag("--add-generation-prompt", flags->asks, "end with the beginning of an answer");
-  return [flags, command] {
-    if (command->parsed()) print_conversations(*flags);
-    return command->parsed();
-  };
+int chat_command(std::span<const std::string> args) {
+  ChatFlags flags;
+  if (!read_command(
+          {.name = "teratron tokenizer chat",
+           .usage = "[FLAGS]",
+           .summary = "Print the text of each conversation of stdin: a JSON list of messages per line.",
+           .fields = {bound_setting("chat_template", &flags.settings),
+                      bound_setting("tokenizer_model", &flags.settings,
+                                    "File or folder of a Hugging Face tokenizer"),
+                      bound_field("add_generation_prompt", &flags.asks,
+                                  "End with the beginning of an answer")}},
+          args))
+    return 0;
+  print_conversations(flags);
+  return 0;
 }
 
 }  // namespace teratron

@@ -1,15 +1,11 @@
 // `teratron tokenizer chat`: conversations as the text that a chat template makes of them.
 #pragma once
 
-#include <functional>
-
-namespace CLI {
-class App;
-}
+#include <span>
+#include <string>
 
 namespace teratron {
 
-/// Adds the subcommand; returns what runs it once the command line is parsed: false if it is not given.
-std::function<bool()> add_chat_command(CLI::App& app);
+int chat_command(std::span<const std::string> args);
 
 }  // namespace teratron

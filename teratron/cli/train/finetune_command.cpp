@@ -14,12 +14,13 @@ namespace {
 
 void print_usage() {
   print_line(
-      "teratron finetune gpt FLAGS...\n"
-      "  trains on conversations, with the loss of the assistant's turns: the same as\n"
-      "  teratron pretrain gpt --finetune --sft FLAGS...\n"
-      "teratron finetune bert|gpt --task classification|regression --train-data FILE --valid-data FILE "
+      "usage: teratron finetune gpt FLAGS...\n"
+      "       teratron finetune bert|gpt --task classification|regression --train-data FILE --valid-data FILE "
       "FLAGS...\n"
-      "  trains a head, and the model below it, on labelled texts\n"
+      "\n"
+      "The first trains on conversations, with the loss of the assistant's turns, as\n"
+      "`teratron pretrain gpt --finetune --sft FLAGS...` does. The second trains a head, and the model below it,\n"
+      "on labelled texts.\n"
       "`teratron finetune gpt --help` lists the flags.");
 }
 
@@ -51,7 +52,7 @@ int finetune_command(std::span<const std::string> args, const Registry& registry
     const ClassificationJob job = classification_job(family.name, *task);
     return run_finetuning(flags, {job.family, job.registry});
   }
-  if (family.name != "gpt") {
+  if (!is_for(arguments_schema().field("sft"), training_of(family).names)) {
     throw config_error(
         {.what = fmt::format("{} does not learn conversations", family.name),
          .where = "finetune",

@@ -9,11 +9,11 @@ namespace teratron {
 namespace {
 
 void print_families(const Registry& registry) {
-  print_line("teratron pretrain FAMILY FLAGS...");
+  print_line("usage: teratron pretrain FAMILY FLAGS...\n");
   for (const std::span<const Family> list : {std::span<const Family>(registry.families), families()}) {
     for (const Family& family : list) print("  {:<12}{}", family.name, family.summary);
   }
-  print_line("`teratron pretrain FAMILY --help` lists the flags of a family.");
+  print_line("\n`teratron pretrain FAMILY --help` lists the flags of a family.");
 }
 
 }  // namespace

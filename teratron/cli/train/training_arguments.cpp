@@ -52,7 +52,7 @@ void add_settings(ParsedArguments& parsed, const std::optional<SavedSettings>& s
 ParsedArguments flag_arguments(std::span<const std::string> args, const JobModel& model) {
   const std::vector<Field> fields = extra_fields(model);
   const std::vector<ArgsDefault> defaults = args_defaults(model);
-  return parse_arguments(fmt::format("pretrain {}", model.family.name), args,
+  return parse_arguments(training_of(model.family), args,
                          {.defer_problems = true,
                           .extra_fields = fields,
                           .defaults = defaults,
@@ -81,7 +81,7 @@ ParsedArguments pretrain_arguments(std::span<const std::string> args, int64_t wo
 
 std::string pretrain_help(const JobModel& model) {
   const std::string usage = fmt::format("teratron pretrain {} [FLAGS]", model.family.name);
-  return arguments_help({usage, model.family.name}, extra_fields(model), args_defaults(model));
+  return arguments_help({usage, training_of(model.family).names}, extra_fields(model), args_defaults(model));
 }
 
 }  // namespace teratron

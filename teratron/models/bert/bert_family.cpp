@@ -52,6 +52,7 @@ Family bert_family() {
   return {
       .name = "bert",
       .summary = "encoders trained on masked tokens and sentence pairs: BERT, Megatron-BERT",
+      .settings = {.names = {"training", "bert"}, .tokenizer_type = "BertWordPieceLowerCase"},
       .check = check_bert,
       .plan = plan_of,
       .datasets = [](const DataRequest& request) { return build_bert_datasets(bert_data_options(request)); }};

@@ -82,6 +82,7 @@ Datasets sft_datasets(const DataRequest& request) {
 Family gpt_family() {
   return {.name = "gpt",
           .summary = "decoder-only language models: GPT-2, Llama, Mistral, Qwen",
+          .settings = {.names = {"training", "gpt"}},
           .check = check_gpt,
           .plan = plan,
           .datasets = [](const DataRequest& request) {

@@ -4,11 +4,27 @@
 #include "teratron/models/t5/t5.h"
 #include "teratron/models/t5/t5_inference.h"
 #include "teratron/models/t5/t5_operators.h"
+#include "teratron/settings/checks/validate.h"
 #include "teratron/tokenizer/decoder_start.h"
 
 namespace teratron {
 
 namespace {
+
+// num_layers are the encoder's, as in Megatron-LM.
+void derive_towers(Validation& v) {
+  Arguments& a = v.args;
+  if (a.num_layers && a.encoder_num_layers && *a.num_layers != *a.encoder_num_layers) {
+    v.reject("encoder_num_layers",
+             fmt::format("encoder_num_layers = {} and num_layers = {} differ", *a.encoder_num_layers,
+                         *a.num_layers),
+             "Set only one of them");
+  }
+  if (!a.num_layers && a.encoder_num_layers) v.derive("num_layers", a.num_layers, a.encoder_num_layers);
+  if (!a.num_layers) return;
+  if (!a.encoder_num_layers) v.derive("encoder_num_layers", a.encoder_num_layers, a.num_layers);
+  if (!a.decoder_num_layers) v.derive("decoder_num_layers", a.decoder_num_layers, a.num_layers);
+}
 
 // Encoders use half of the buckets for each direction, and half of these for single distances.
 void check_buckets(const Arguments& args, std::vector<Problem>& problems) {
@@ -21,9 +37,10 @@ void check_buckets(const Arguments& args, std::vector<Problem>& problems) {
                         .fix = "Use an even number, such as 32"});
   if (args.relative_attention_max_distance <= buckets / 2)
     problems.push_back(
-        {.what = fmt::format("relative_attention_max_distance = {} is within the {} distances that have "
-                             "their own buckets",
-                             args.relative_attention_max_distance, buckets / 2),
+        {.what =
+             fmt::format("relative_attention_max_distance = {} must be above {}: each direction has half of "
+                         "the buckets",
+                         args.relative_attention_max_distance, buckets / 2),
          .where = "--relative-attention-max-distance",
          .fix = "Use a larger one, such as 128"});
 }
@@ -98,6 +115,14 @@ std::vector<Channel> channels_of(const T5Config& config) {
 Family t5_family() {
   return {.name = "t5",
           .summary = "encoders and decoders trained to restore spans of text: T5",
+          .settings = {.names = {"training", "t5"},
+                       .tokenizer_type = "BertWordPieceLowerCase",
+                       .required = {{"encoder_num_layers", "the number of transformer layers"},
+                                    {"hidden_size", "the hidden size of the transformer"},
+                                    {"num_attention_heads", "the number of attention heads"},
+                                    {"seq_length", "the sequence length in tokens"},
+                                    {"decoder_seq_length", "the sequence length of the decoder in tokens"}},
+                       .derive = derive_towers},
           .check = check_t5,
           .plan = plan_of,
           .datasets = [](const DataRequest& request) { return build_t5_datasets(t5_data_options(request)); }};

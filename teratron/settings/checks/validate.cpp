@@ -14,22 +14,20 @@ void require(Validation& v, std::string_view name, std::string_view why) {
   v.reject(name, fmt::format("{} is not set", name), fmt::format("Give {}: {}", flag_of(name), why));
 }
 
-void require_model(Validation& v, const std::string& program) {
+void require_model(Validation& v, const Program& program) {
   const Arguments& a = v.args;
+  const bool has_length = a.seq_length || a.encoder_seq_length;
   const bool nothing = !a.num_layers && !a.encoder_num_layers && !a.hidden_size && !a.num_attention_heads;
-  if (nothing && program != "generate") {
-    const bool length = a.seq_length || a.encoder_seq_length;
+  if (nothing) {
     return v.reject("model_preset", "no model is given",
                     fmt::format("Give --model-preset, such as gpt2, --hf with a Hugging Face folder, or "
                                 "--num-layers, --hidden-size{} and "
                                 "--num-attention-heads",
-                                length ? "" : ", --seq-length"));
+                                has_length ? "" : ", --seq-length"));
   }
-  require(v, program == "t5" ? "encoder_num_layers" : "num_layers", "the number of transformer layers");
-  require(v, "hidden_size", "the hidden size of the transformer");
-  require(v, "num_attention_heads", "the number of attention heads");
-  if (!v.args.encoder_seq_length) require(v, "seq_length", "the sequence length in tokens");
-  if (program == "t5") require(v, "decoder_seq_length", "the sequence length of the decoder in tokens");
+  for (const auto& [setting, meaning] : program.required) {
+    if (setting != "seq_length" || !has_length) require(v, setting, meaning);
+  }
 }
 
 void require_training(Validation& v) {
@@ -52,27 +50,10 @@ void require_training(Validation& v) {
   }
 }
 
-// An encoder and a decoder: num_layers are the encoder's, as in Megatron-LM.
-void derive_towers(Validation& v) {
+void derive_program_defaults(Validation& v, const Program& program) {
   Arguments& a = v.args;
-  if (a.num_layers && a.encoder_num_layers && *a.num_layers != *a.encoder_num_layers) {
-    v.reject("encoder_num_layers",
-             fmt::format("encoder_num_layers = {} and num_layers = {} differ", *a.encoder_num_layers,
-                         *a.num_layers),
-             "Set only one of them");
-  }
-  if (!a.num_layers && a.encoder_num_layers) v.derive("num_layers", a.num_layers, a.encoder_num_layers);
-  if (!a.num_layers) return;
-  if (!a.encoder_num_layers) v.derive("encoder_num_layers", a.encoder_num_layers, a.num_layers);
-  if (!a.decoder_num_layers) v.derive("decoder_num_layers", a.decoder_num_layers, a.num_layers);
-}
-
-void derive_program_defaults(Validation& v, const std::string& program) {
-  Arguments& a = v.args;
-  const bool bert = program == "bert" || program == "t5";
-  if (!a.tokenizer_type)
-    v.derive("tokenizer_type", a.tokenizer_type, bert ? "BertWordPieceLowerCase" : "GPT2BPETokenizer");
-  if (program == "t5") derive_towers(v);
+  if (!a.tokenizer_type) v.derive("tokenizer_type", a.tokenizer_type, program.tokenizer_type);
+  if (program.derive) program.derive(v);
   if (!a.dataloader_type) v.derive("dataloader_type", a.dataloader_type, "single");
 }
 

@@ -42,50 +42,27 @@ void check_expert_layers(Validation& v) {
   }
 }
 
-void check_groups(Validation& v) {
+// Sizes that rules.cpp refuses are left out.
+void check_group_sizes(Validation& v) {
   const Arguments& a = v.args;
-  if (a.moe_router_num_groups.has_value() != a.moe_router_group_topk.has_value()) {
-    v.reject(a.moe_router_num_groups ? "moe_router_num_groups" : "moe_router_group_topk",
-             "moe_router_num_groups and moe_router_group_topk need each other", "Give both, or none");
-  }
   if (!a.moe_router_num_groups || !a.moe_router_group_topk) return;
-  const int64_t groups = *a.moe_router_num_groups, chosen = *a.moe_router_group_topk,
-                topk = a.moe_router_topk;
-  v.divisible({"num_experts", *a.num_experts, "moe_router_num_groups", groups,
-               "Groups have the same number of experts"});
-  v.divisible({"moe_router_topk", topk, "moe_router_group_topk", chosen,
-               "A group is rated by so many of its experts"});
-  if (chosen > groups || *a.num_experts % groups != 0 || topk % chosen != 0) {
-    if (chosen > groups)
-      v.reject("moe_router_group_topk",
-               fmt::format("moe_router_group_topk = {} of {} groups", chosen, groups),
-               fmt::format("Use at most {}", groups));
-    return;
-  }
-  if (topk / chosen > *a.num_experts / groups) {
-    v.reject(
-        "moe_router_topk",
-        fmt::format("moe_router_topk = {} of {} groups of {} experts", topk, chosen, *a.num_experts / groups),
-        fmt::format("Use at most {}", chosen * (*a.num_experts / groups)));
-  }
+  const int64_t groups = *a.moe_router_num_groups, chosen = *a.moe_router_group_topk;
+  const int64_t experts = *a.num_experts, topk = a.moe_router_topk;
+  if (chosen > groups || experts % groups != 0 || topk % chosen != 0) return;
+  const int64_t available = chosen * (experts / groups);
+  if (topk <= available) return;
+  v.reject("moe_router_topk",
+           fmt::format("moe_router_topk = {} experts, but {} groups of {} experts have {}", topk, chosen,
+                       experts / groups, available),
+           fmt::format("Use at most {}", available));
 }
 
-void check_scores(Validation& v) {
+void check_softmax(Validation& v) {
   const Arguments& a = v.args;
   const bool softmax = a.moe_router_score_function == "softmax";
   if (softmax && a.moe_router_topk == 1 && !a.moe_router_pre_softmax && !has_type(a, "sinkhorn")) {
     v.reject("moe_router_topk", "the softmax over one chosen expert is always 1, without a gradient",
              "Add --moe-router-pre-softmax, or choose more experts");
-  }
-  if (softmax && a.moe_router_enable_expert_bias) {
-    v.reject("moe_router_enable_expert_bias", "expert biases are added to scores of sigmoid or sqrtsoftplus",
-             "Add --moe-router-score-function sigmoid");
-  }
-  if (!softmax && a.moe_router_pre_softmax) {
-    v.reject("moe_router_pre_softmax",
-             fmt::format("moe_router_pre_softmax contradicts moe_router_score_function = {}",
-                         a.moe_router_score_function),
-             "Set only one of them");
   }
 }
 
@@ -149,10 +126,6 @@ void check_expert_widths(Validation& v) {
     v.divisible({"moe_ffn_hidden_size", *a.moe_ffn_hidden_size, "expert_tensor_parallel_size", etp,
                  "Experts are split over the ranks of their tensor-parallel group"});
   }
-  if (a.moe_shared_expert_intermediate_size) {
-    v.divisible({"moe_shared_expert_intermediate_size", *a.moe_shared_expert_intermediate_size,
-                 "tensor_model_parallel_size", tp, "Shared experts are split over tensor-parallel ranks"});
-  }
   if (tp > 1 && !a.sequence_parallel && etp != tp) {
     v.reject("expert_tensor_parallel_size",
              fmt::format("without sequence_parallel, tensor-parallel ranks have the same tokens: "
@@ -200,8 +173,8 @@ std::vector<GraphObstacle> expert_graph_obstacles(const Arguments& args) {
 void check_experts(Validation& v) {
   if (!v.args.num_experts) return;
   check_expert_layers(v);
-  check_groups(v);
-  check_scores(v);
+  check_group_sizes(v);
+  check_softmax(v);
   check_balancing(v);
   check_capacity(v);
   check_expert_widths(v);

@@ -108,22 +108,6 @@ void check_activation(Validation& v) {
     v.derive("bias_gelu_fusion", a.bias_gelu_fusion, false);
 }
 
-void check_norms(Validation& v) {
-  const Arguments& a = v.args;
-  const auto exclude = [&v](const char* name, const char* other) {
-    v.reject(name, fmt::format("{} and {} contradict each other", name, other), "Set only one of them");
-  };
-  const bool output = a.norm_position == "output";
-  if (output && a.parallel_residual) exclude("norm_position", "parallel_residual");
-  if (output && a.apply_residual_connection_post_layernorm)
-    exclude("norm_position", "apply_residual_connection_post_layernorm");
-  if (a.parallel_residual && a.apply_residual_connection_post_layernorm)
-    exclude("parallel_residual", "apply_residual_connection_post_layernorm");
-  if (a.qk_layernorm && a.qk_layernorm_all_heads && a.normalization != "RMSNorm")
-    v.reject("qk_layernorm_all_heads", "a norm over all heads must be an RMSNorm",
-             "Add --normalization RMSNorm");
-}
-
 void check_loss_chunks(Validation& v) {
   const Arguments& a = v.args;
   const int64_t rows = a.seq_length.value_or(0) / a.context_parallel_size /
@@ -144,7 +128,6 @@ void check_model(Validation& v) {
   check_positions(v);
   check_windows(v);
   check_activation(v);
-  check_norms(v);
   check_loss_chunks(v);
   if (a.recompute_granularity != "full") return;
   if (!a.recompute_method) v.derive("recompute_method", a.recompute_method, "uniform");

@@ -8,6 +8,14 @@ namespace teratron {
 
 namespace {
 
+std::string there_are(int64_t ranks) {
+  return ranks == 1 ? "is 1" : fmt::format("are {}", ranks);
+}
+
+std::string count_text(std::optional<int64_t> ranks) {
+  return ranks ? fmt::to_string(*ranks) : "too many";
+}
+
 // Expert layers have their own view of the ranks: expert tensor x expert x pipeline x data.
 void check_expert_ranks(Validation& v, int64_t world_size) {
   const Arguments& a = v.args;
@@ -16,10 +24,11 @@ void check_expert_ranks(Validation& v, int64_t world_size) {
   const int64_t etp = a.expert_tensor_parallel_size.value_or(a.tensor_model_parallel_size);
   const std::optional<int64_t> ranks = product(product(etp, ep), pp);
   if (ranks && world_size % *ranks == 0) return;
-  v.reject("expert_model_parallel_size",
-           fmt::format("{} ranks cannot be divided into expert tensor {} x expert {} x pipeline {} ranks",
-                       world_size, etp, ep, pp),
-           fmt::format("Choose sizes whose product is one of {}", divisors_text(world_size)));
+  v.reject(
+      "expert_model_parallel_size",
+      fmt::format("expert tensor {} x expert {} x pipeline {} needs a multiple of {} ranks, and there {}",
+                  etp, ep, pp, count_text(ranks), there_are(world_size)),
+      fmt::format("Choose sizes whose product is one of {}", divisors_text(world_size)));
 }
 
 // Two chunks of equal length for each of `cp` ranks.
@@ -142,17 +151,16 @@ void check_parallel(Validation& v, int64_t world_size) {
   const int64_t tp = a.tensor_model_parallel_size, pp = a.pipeline_model_parallel_size;
   const std::optional<int64_t> ranks = product(product(tp, pp), a.context_parallel_size);
   if (!ranks || world_size < 1 || world_size % *ranks != 0) {
-    v.reject(
-        "tensor_model_parallel_size",
-        fmt::format("{} cannot be divided into replicas of tensor {} x pipeline {} x context {} = {} ranks",
-                    world_size == 1 ? "1 rank" : fmt::format("{} ranks", world_size), tp, pp,
-                    a.context_parallel_size, ranks ? std::to_string(*ranks) : "too many"),
-        ranks
-            ? fmt::format("Start {} ranks, with `teratron launch --nproc-per-node {} -- ...` on one machine, "
-                          "or choose sizes whose product is one of {}",
-                          multiples_text(world_size, *ranks), (world_size / *ranks + 1) * *ranks,
-                          divisors_text(world_size))
-            : "Choose smaller sizes");
+    v.reject("tensor_model_parallel_size",
+             fmt::format("tensor {} x pipeline {} x context {} needs a multiple of {} ranks, and there {}",
+                         tp, pp, a.context_parallel_size, count_text(ranks), there_are(world_size)),
+             ranks
+                 ? fmt::format(
+                       "Start {} with `teratron launch --nproc-per-node {} -- ...` on one machine, or {}",
+                       multiples_text(world_size, *ranks), (world_size / *ranks + 1) * *ranks,
+                       world_size == 1 ? "leave these sizes at 1"
+                                       : "choose sizes whose product is one of " + divisors_text(world_size))
+                 : "Choose smaller sizes");
     return;
   }
   v.derive("world_size", a.world_size, world_size);

@@ -32,7 +32,7 @@ TEST(Validate, DerivesMegatronsDefaults) {
 ParsedArguments mock(const Args& flags, int64_t world_size = 1) {
   Args args = {"--mock-data"};
   args.insert(args.end(), flags.begin(), flags.end());
-  ParsedArguments parsed = parse_arguments("pretrain gpt", args, {.defer_problems = true});
+  ParsedArguments parsed = parse_arguments(gpt_training, args, {.defer_problems = true});
   validate_arguments(parsed, world_size);
   return parsed;
 }
@@ -148,7 +148,7 @@ TEST(Validate, TrainingOfNoSteps) {
 }
 
 TEST(Validate, NamesEverythingThatIsMissing) {
-  ParsedArguments parsed = parse_arguments("pretrain gpt", Args{});
+  ParsedArguments parsed = parse_arguments(gpt_training, Args{});
   try {
     validate_arguments(parsed, 1);
     FAIL();
@@ -219,7 +219,7 @@ TEST(Validate, StepsDoNotMixWithSamples) {
   args.erase(args.begin() + 10, args.begin() + 12);  // --train-iters 10
   args.insert(args.end(), {"--train-samples", "1000", "--lr-warmup-iters", "1", "--lr-decay-iters", "5",
                            "--lr-wsd-decay-iters", "2"});
-  ParsedArguments parsed = parse_arguments("pretrain gpt", args);
+  ParsedArguments parsed = parse_arguments(gpt_training, args);
   try {
     validate_arguments(parsed, 1);
     FAIL();
@@ -232,7 +232,7 @@ TEST(Validate, CountsInSamplesToo) {
   Args args = small;
   args.erase(args.begin() + 10, args.begin() + 12);  // --train-iters 10
   args.insert(args.end(), {"--train-samples", "1000", "--lr-warmup-samples", "100"});
-  ParsedArguments parsed = parse_arguments("pretrain gpt", args);
+  ParsedArguments parsed = parse_arguments(gpt_training, args);
   validate_arguments(parsed, 1);
   EXPECT_EQ(parsed.args.lr_decay_samples, 1000);
   EXPECT_FALSE(parsed.args.lr_decay_iters.has_value());

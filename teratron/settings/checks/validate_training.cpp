@@ -59,7 +59,7 @@ bool derive_scheduled_batch(Validation& v) {
   }
 }
 
-// Of the first step.
+// Samples of the first step.
 std::optional<int64_t> first_batch(const Arguments& a) {
   if (a.step_batch_size_schedule) return batch_steps(a).front().global_batch_size;
   return a.rampup_batch_size.size() == 3 ? a.rampup_batch_size[0] : a.global_batch_size;

@@ -1,0 +1,23 @@
+// Command-line arguments as options of a table.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "teratron/base/config/config.h"
+
+namespace teratron {
+
+/// What becomes of arguments that are not of the table.
+enum class OtherArguments : uint8_t {
+  refused,
+  collected,  // returned, wherever they stand
+  command,    // all from the first word without a flag (or "--") on are returned
+};
+
+/// read_flags() that returns the other arguments.
+std::vector<std::string> read_arguments(const Schema& schema, std::span<const std::string> args,
+                                        OtherArguments others, ParseResult& result);
+
+}  // namespace teratron

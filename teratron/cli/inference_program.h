@@ -1,0 +1,16 @@
+// Commands that run the model of a checkpoint, as programs that take settings.
+#pragma once
+
+#include <string>
+
+#include "teratron/settings/arguments.h"
+
+namespace teratron {
+
+/// `sets`: of rows of settings/arguments.def, beside those for `name`.
+inline Program inference_program(const std::string& name, ProgramNames sets = {"inference"}) {
+  sets.insert(sets.begin(), name);
+  return {.names = std::move(sets), .models_are_saved = true};
+}
+
+}  // namespace teratron

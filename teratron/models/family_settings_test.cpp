@@ -1,0 +1,100 @@
+// The settings of the families: Megatron-LM's command lines, defaults, --help.
+#include <filesystem>
+#include <fstream>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "teratron/models/family.h"
+#include "teratron/testing/validation.h"
+
+namespace teratron {
+namespace {
+
+int64_t ranks_of(const Arguments& a) {
+  return a.tensor_model_parallel_size * a.pipeline_model_parallel_size * a.context_parallel_size *
+         a.expert_model_parallel_size;
+}
+
+// The program that a script of Megatron-LM is here.
+Program program_of(std::string_view script) {
+  for (const Family& family : families()) {
+    if (script == fmt::format("pretrain_{}.py", family.name)) return training_of(family);
+  }
+  return {.names = {"generate", "inference"}, .models_are_saved = true};
+}
+
+void expect_accepted(const std::string& script, const Args& args) {
+  const Program program = program_of(script);
+  ParsedArguments parsed = parse_arguments(program, args, {.refuse_planned = false});
+  validate_arguments(parsed, ranks_of(parsed.args), {.needs_data = !program.models_are_saved});
+  EXPECT_GE(*parsed.args.num_micro_batches, 1);
+  // The only reason to reject one of them is a setting that is not implemented yet.
+  try {
+    parse_arguments(program, args);
+  } catch (const UserError& error) {
+    for (const Problem& problem : error.problems())
+      EXPECT_NE(problem.what.find("is not supported yet"), std::string::npos) << problem.what;
+  }
+}
+
+// Megatron-LM's own example for GPT-3 gives a ramp-up and a length in steps, which its arguments.py refuses.
+bool ramps_up_in_steps(const Args& args) {
+  const auto given = [&](const char* flag) {
+    return std::find(args.begin(), args.end(), flag) != args.end();
+  };
+  return given("--rampup-batch-size") && given("--train-iters");
+}
+
+TEST(FamilySettings, MegatronsCommandLinesParse) {
+  int count = 0, refused = 0;
+  for (const char* name : {"commands.jsonl", "scripts.jsonl"}) {
+    std::ifstream file(std::filesystem::path(TERATRON_SOURCE_DIR) / "tests/fixtures/cli" / name);
+    ASSERT_TRUE(file);
+    for (std::string line; std::getline(file, line); ++count) {
+      const nlohmann::json command = nlohmann::json::parse(line);
+      const Args args = command.at("args");
+      if (ramps_up_in_steps(args)) {
+        EXPECT_THROW(expect_accepted(command.at("program"), args), UserError) << line;
+        ++refused;
+      } else {
+        EXPECT_NO_THROW(expect_accepted(command.at("program"), args)) << line;
+      }
+    }
+  }
+  EXPECT_GE(count, 30);
+  EXPECT_EQ(refused, 2);
+}
+
+TEST(FamilySettings, HaveADefaultTokenizer) {
+  const auto tokenizer = [](const char* family) {
+    const Args args = {"--vocab-file", "v", "--merge-file", "m"};
+    ParsedArguments parsed = parse_arguments(training_of(find_family(family)), args);
+    validate_arguments(parsed, 1, {.needs_model = false, .needs_data = false});
+    return *parsed.args.tokenizer_type;
+  };
+  EXPECT_EQ(tokenizer("gpt"), "GPT2BPETokenizer");
+  EXPECT_EQ(tokenizer("bert"), "BertWordPieceLowerCase");
+  EXPECT_EQ(tokenizer("t5"), "BertWordPieceLowerCase");
+}
+
+TEST(FamilySettings, HelpListsWhatAProgramUses) {
+  const auto lists = [](const ProgramNames& program, const std::string& flag) {
+    return arguments_help({"usage", program}).find("  " + flag + " ") != std::string::npos;
+  };
+  const ProgramNames gpt = training_of(find_family("gpt")).names, t5 = training_of(find_family("t5")).names;
+  const ProgramNames eval = {"eval", "inference"};
+  for (const char* flag : {"--num-layers", "--lr", "--load", "--scale-embeddings"})
+    EXPECT_TRUE(lists(gpt, flag)) << flag;
+  for (const char* flag : {"--port", "--prompt", "--decoder-seq-length"})
+    EXPECT_FALSE(lists(gpt, flag)) << flag;
+  EXPECT_TRUE(lists(t5, "--decoder-seq-length"));
+  EXPECT_FALSE(lists(t5, "--scale-embeddings"));
+  for (const char* flag : {"--load", "--bf16", "--temperature", "--data"})
+    EXPECT_TRUE(lists(eval, flag)) << flag;
+  for (const char* flag : {"--num-layers", "--lr", "--embedding-layernorm", "--port", "--eod-mask-loss"})
+    EXPECT_FALSE(lists(eval, flag)) << flag;
+}
+
+}  // namespace
+}  // namespace teratron
