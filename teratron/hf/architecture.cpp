@@ -8,7 +8,7 @@
 
 #include "teratron/base/file.h"
 #include "teratron/hf/hf_checkpoint.h"
-#include "teratron/hf/model.h"
+#include "teratron/hf/weight_map.h"
 #include "teratron/settings/arguments.h"
 #include "teratron/settings/checkpoint_args.h"
 

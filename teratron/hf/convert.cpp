@@ -139,7 +139,7 @@ class ExportStream {
   std::unique_ptr<char[]> whole_;
 };
 
-void write_tokenizer(const HfTokenizer& tokenizer, const fs::path& directory, bool has_decoder,
+void write_tokenizer(const HfTokenizer& tokenizer, const fs::path& directory, const HfFamily& family,
                      json& config) {
   for (const auto& [name, file] : tokenizer.files)
     write_text(directory / name, read_text(file, {.kind = ExitCode::checkpoint}), ExitCode::checkpoint);
@@ -154,7 +154,7 @@ void write_tokenizer(const HfTokenizer& tokenizer, const fs::path& directory, bo
   set("bos_token_id", tokenizer.special.bos);
   set("eos_token_id", tokenizer.special.eod);
   set("pad_token_id", tokenizer.special.pad);
-  if (has_decoder) set("decoder_start_token_id", decoder_start(tokenizer.special));
+  if (family.has_decoder_start) set("decoder_start_token_id", decoder_start(tokenizer.special));
 }
 
 void write_export(const CheckpointSource& source, const HfExport& request, const fs::path& directory,
@@ -166,7 +166,7 @@ void write_export(const CheckpointSource& source, const HfExport& request, const
                               [&](size_t i, const AppendBytes& append) { stream.write(i, append); });
   }
   json config = hf_config(plan.model, plan.outputs[0].dtype);
-  write_tokenizer(request.tokenizer, directory, plan.model.family->family == "t5", config);
+  write_tokenizer(request.tokenizer, directory, *plan.model.family, config);
   write_text(directory / "config.json", config.dump(2) + "\n", ExitCode::checkpoint);
   report.tensors = static_cast<int64_t>(plan.outputs.size());
   for (const auto& output : plan.outputs) report.elements += *checked_numel(output.shape);

@@ -1,4 +1,4 @@
-// The tokenizer of an exported folder: what transformers' AutoTokenizer makes the same ids from.
+// Writes tokenizer files for an exported folder; AutoTokenizer gives the same ids.
 #pragma once
 
 #include <filesystem>

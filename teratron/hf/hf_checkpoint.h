@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "teratron/ckpt/checkpoint_source.h"
-#include "teratron/hf/model.h"
 #include "teratron/hf/weight_files.h"
+#include "teratron/hf/weight_map.h"
 
 namespace teratron {
 

@@ -57,7 +57,7 @@ std::vector<std::string> target_modules(const std::vector<std::string>& targets,
 }
 
 json adapter_config(const PeftPlan& plan, const std::vector<std::string>& modules) {
-  const std::string_view family = plan.model.family->family;
+  const std::string_view task = plan.model.family->peft_task;
   json config{{"peft_type", "LORA"},
               {"base_model_name_or_path", plan.base},
               {"r", plan.config.rank},
@@ -68,9 +68,7 @@ json adapter_config(const PeftPlan& plan, const std::vector<std::string>& module
               {"fan_in_fan_out", plan.tensors.front().sources.front().transposed},
               {"inference_mode", true},
               {"init_lora_weights", true}};
-  config["task_type"] = nullptr;
-  if (family == "gpt") config["task_type"] = "CAUSAL_LM";
-  if (family == "t5") config["task_type"] = "SEQ_2_SEQ_LM";
+  config["task_type"] = task.empty() ? json() : json(task);
   return config;
 }
 

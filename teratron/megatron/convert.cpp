@@ -11,6 +11,7 @@
 #include "teratron/ckpt/index_ranges.h"
 #include "teratron/ckpt/save_plan.h"
 #include "teratron/megatron/checkpoint.h"
+#include "teratron/megatron/saved_args.h"
 
 namespace teratron {
 
@@ -18,58 +19,15 @@ using nlohmann::json;
 
 namespace {
 
-// Of a tensor within a layer: "mlp.experts.#.linear_fc1".
-std::string module_of(const std::string& rest) {
-  std::string module = rest.substr(0, rest.rfind('.'));
-  constexpr std::string_view experts = "mlp.experts.";
-  if (!module.starts_with(experts)) return module;
-  const size_t end = std::min(module.find_first_not_of("0123456789", experts.size()), module.size());
-  return module.replace(experts.size(), end - experts.size(), "#");
-}
-
 // A tensor that no model of the family has, or that one lacks, would be lost or random without a word.
-void check_names(const std::map<std::string, TensorSourcePtr>& tensors, const std::string& where) {
-  static const std::set<std::string, std::less<>> modules = {"self_attention.linear_qkv",
-                                                             "self_attention.linear_proj",
-                                                             "self_attention.q_layernorm",
-                                                             "self_attention.k_layernorm",
-                                                             "cross_attention.linear_q",
-                                                             "cross_attention.linear_kv",
-                                                             "cross_attention.linear_proj",
-                                                             "input_layernorm",
-                                                             "pre_mlp_layernorm",
-                                                             "pre_cross_attn_layernorm",
-                                                             "mlp.linear_fc1",
-                                                             "mlp.linear_fc2",
-                                                             "mlp.router",
-                                                             "mlp.experts.#.linear_fc1",
-                                                             "mlp.experts.#.linear_fc2",
-                                                             "mlp.shared_experts",
-                                                             "mlp.shared_experts.linear_fc1",
-                                                             "mlp.shared_experts.linear_fc2"};
-  static const std::set<std::string, std::less<>> others = {
-      "embedding.word_embeddings",
-      "embedding.position_embeddings",
-      "embedding.tokentype_embeddings",
-      "encoder_relative_pos_emb.relative_attention_bias",
-      "decoder_relative_pos_emb.relative_attention_bias",
-      "encoder.final_layernorm",
-      "decoder.final_layernorm",
-      "output_layer",
-      "lm_head.dense",
-      "lm_head.layer_norm",
-      "pooler.dense",
-      "binary_head"};
+void check_names(const std::map<std::string, TensorSourcePtr>& tensors, const MegatronSource& source) {
+  const std::string& where = source.where;
   std::vector<Problem> problems;
   std::map<std::string, std::set<std::string>> of_layer;  // "decoder.layers.3" -> its tensors
   for (const auto& [name, tensor] : tensors) {
     if (name.starts_with("optimizer.")) continue;
-    const MegatronName parsed =
-        megatron_name(name, name.starts_with("decoder.") ? MegatronFamily::gpt : MegatronFamily::bert);
-    const std::string module = name.substr(0, name.rfind('.'));
-    const bool known =
-        parsed.stack.empty() ? others.contains(module) : modules.contains(module_of(parsed.rest));
-    if (!known)
+    const MegatronName parsed = megatron_name(name, *source.model);
+    if (!has_row(*source.model, parsed))
       problems.push_back(
           {fmt::format("tensor \"{}\" has no place in the model", printable(name)), where, {}});
     if (!parsed.stack.empty()) of_layer[fmt::format("{}{}", parsed.stack, parsed.layer)].insert(parsed.rest);
@@ -94,9 +52,8 @@ void cut_vocabulary(std::map<std::string, TensorSourcePtr>& tensors, int64_t voc
                     const std::string& where) {
   const auto embedding = tensors.find("embedding.word_embeddings.weight");
   if (embedding == tensors.end())
-    throw checkpoint_error({.what = "the checkpoint has no word embeddings",
-                            .where = where,
-                            .fix = "Only whole checkpoints of GPT, BERT and T5 models are converted"});
+    throw checkpoint_error(
+        {.what = "the checkpoint has no word embeddings", .where = where, .fix = whole_models_only()});
   const int64_t padded = embedding->second->shape()[0];
   if (vocabulary > padded)
     throw config_error(
@@ -117,9 +74,9 @@ void cut_vocabulary(std::map<std::string, TensorSourcePtr>& tensors, int64_t voc
   }
 }
 
-std::string saved_tokenizer(const PickleValue* args) {
-  const PickleValue* const type = args == nullptr ? nullptr : args->find("tokenizer_type");
-  return type == nullptr ? "" : type->text;
+std::string tokenizer_type(const MegatronSource& source) {
+  const json saved = saved_arg(source.args, "tokenizer_type");
+  return saved.is_string() && saved != "" ? saved.get<std::string>() : std::string(source.model->tokenizer);
 }
 
 // What a run that continues this one must have in common with it.
@@ -201,12 +158,12 @@ std::unique_ptr<ImportedMegatron> import_megatron(const MegatronImport& request)
   json settings = megatron_settings(source, request.settings);
   int64_t vocabulary = request.settings.value("vocab_size", int64_t{0});
   if (vocabulary == 0 && request.vocabulary)
-    vocabulary = request.vocabulary(settings["model_family"], saved_tokenizer(source.args), settings);
+    vocabulary = request.vocabulary(tokenizer_type(source), settings);
   if (vocabulary == 0) vocabulary = saved_vocabulary(source.args);
   Tensors tensors = checkpoint->tensors(settings);
   const bool has_optimizer =
       std::ranges::any_of(tensors, [](const auto& tensor) { return is_optimizer(tensor.first); });
-  check_names(tensors, source.where);
+  check_names(tensors, source);
   cut_vocabulary(tensors, vocabulary, source.where);
   settings["vocab_size"] = tensors.at("embedding.word_embeddings.weight")->shape()[0];
   if (has_optimizer) {

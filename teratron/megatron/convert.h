@@ -23,10 +23,9 @@ struct MegatronImport {
   bool optimizer = true;       // false: weights alone
   std::optional<Dtype> dtype;  // that the weights are to have; default: as in the files
   nlohmann::json settings = nlohmann::json::object();  // given by the user
-  /// The vocabulary of the user's tokenizer, by family ("bert") and the tokenizer type that was saved ("" if
-  /// none); 0: no tokenizer. May add to the settings.
-  std::function<int64_t(const std::string& family, const std::string& tokenizer, nlohmann::json& settings)>
-      vocabulary = nullptr;
+  /// The vocabulary of the user's tokenizer, whose type is the saved one or else the family's; 0: no
+  /// tokenizer. May add to the settings.
+  std::function<int64_t(const std::string& type, nlohmann::json& settings)> vocabulary = nullptr;
 };
 
 class ImportedMegatron : public CheckpointSource {

@@ -90,7 +90,7 @@ void CoreEntries::add_layer(const std::string& key, const std::string& name) {
 
 std::vector<MegatronEntry> core_entries(const CoreModel& model, int64_t stage, int64_t expert_rank) {
   CoreEntries entries(model, expert_rank);
-  const int64_t stages = model.stages.stages, each = model.stages.encoder_layers / stages;
+  const int64_t stages = model.stages.stages, each = model.stages.layers[0] / stages;
   if (stage == 0) {
     entries.add_module("embedding.word_embeddings.", "embedding.word_embeddings");
     entries.add_module("embedding.position_embeddings.", "embedding.position_embeddings");

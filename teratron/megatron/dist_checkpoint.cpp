@@ -39,9 +39,7 @@ std::vector<std::pair<std::string, std::string_view>> state_kinds() {
 }
 
 [[noreturn]] void refuse_dist(const std::string& what, const std::string& where) {
-  throw checkpoint_error({.what = what,
-                          .where = where,
-                          .fix = "Only whole checkpoints of GPT, BERT and T5 models are converted"});
+  throw checkpoint_error({.what = what, .where = where, .fix = whole_models_only()});
 }
 
 void check_complete(const fs::path& folder) {
@@ -90,7 +88,7 @@ class DistCheckpoint final : public MegatronCheckpoint {
             read_text(folder / ".metadata", {.kind = ExitCode::checkpoint, .max_bytes = size_t{1} << 28}),
             where_ + "/.metadata")) {
     open_common();
-    find_family();
+    find_model();
     for (const auto& [key, tensor] : metadata_.tensors) {
       if (!key.starts_with("optimizer.")) add(key, "", tensor_of_chunks(files_, key, tensor));
     }
@@ -98,7 +96,7 @@ class DistCheckpoint final : public MegatronCheckpoint {
   }
 
   MegatronSource source() const override {
-    MegatronSource source{.family = family_, .args = common_->find("args"), .where = where_};
+    MegatronSource source{.model = model_, .args = common_->find("args"), .where = where_};
     for (const auto& [name, tensor] : tensors_) {
       if (!name.starts_with("optimizer.")) source.shapes[name] = tensor->shape();
     }
@@ -124,7 +122,7 @@ class DistCheckpoint final : public MegatronCheckpoint {
 
  private:
   void open_common();
-  void find_family();
+  void find_model();
   void add(const std::string& key, const std::string& prefix, const TensorSourcePtr& tensor);
   void add_one(const std::string& name, const std::string& prefix, TensorSourcePtr tensor);
   void add_states();
@@ -136,7 +134,7 @@ class DistCheckpoint final : public MegatronCheckpoint {
   DistMetadata metadata_;
   std::unique_ptr<const TorchFile> common_file_;
   const PickleValue* common_ = nullptr;  // a dict
-  MegatronFamily family_ = MegatronFamily::gpt;
+  const MegatronModel* model_ = nullptr;
   std::map<std::string, TensorSourcePtr> tensors_;  // by our names
   std::vector<std::string> notices_;
   bool has_optimizer_ = false;
@@ -159,24 +157,20 @@ void DistCheckpoint::open_common() {
   if (!common_->is(Kind::dict)) refuse_dist("the common state is not a dict", where_);
 }
 
-void DistCheckpoint::find_family() {
+void DistCheckpoint::find_model() {
   const auto any = [this](std::string_view part) {
     return std::ranges::any_of(metadata_.tensors, [part](const auto& entry) {
       return !entry.first.starts_with("optimizer.") && entry.first.find(part) != std::string::npos;
     });
   };
-  if (any("cross_attention.")) {
-    family_ = MegatronFamily::t5;
-  } else if (any("lm_head.dense.") || any("tokentype_embeddings.") || any("binary_head.")) {
-    family_ = MegatronFamily::bert;
-  }
+  model_ = &recognized_model(any);
 }
 
 // `key` without the prefix of a state, which `prefix` is in our names.
 void DistCheckpoint::add(const std::string& key, const std::string& prefix, const TensorSourcePtr& tensor) {
   if (key.ends_with("_extra_state")) return;
   const std::optional<LayerKey> layer = layer_key(key);
-  if (!layer || layer->number >= 0) return add_one(megatron_name(key, family_).name, prefix, tensor);
+  if (!layer || layer->number >= 0) return add_one(megatron_name(key, *model_).name, prefix, tensor);
   const std::vector<int64_t>& shape = tensor->shape();
   if (shape.size() < 2 || shape[0] > most_layers)
     refuse_dist(fmt::format("tensor \"{}\" does not hold a row of layers", printable(key)), where_);
@@ -184,7 +178,7 @@ void DistCheckpoint::add(const std::string& key, const std::string& prefix, cons
   const int64_t elements = tensor->numel() / shape[0];
   for (int64_t i = 0; i < shape[0]; ++i) {
     const std::string name = fmt::format("{}{}.{}", layer->stack, i, layer->rest);
-    add_one(megatron_name(name, family_).name, prefix, slice_of(tensor, i * elements, of_layer));
+    add_one(megatron_name(name, *model_).name, prefix, slice_of(tensor, i * elements, of_layer));
   }
 }
 

@@ -4,12 +4,15 @@
 #include <set>
 #include <utility>
 
+#include <fmt/ranges.h>
+
 #include "teratron/base/file.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/hf/byte_progress.h"
 #include "teratron/hf/float_convert.h"
 #include "teratron/megatron/core_tree.h"
 #include "teratron/megatron/saved_args.h"
+#include "teratron/models/family_formats.h"
 #include "teratron/pickle/torch_writer.h"
 #include "teratron/settings/arguments.h"
 
@@ -40,14 +43,23 @@ bool has_experts(const json& settings) {
   return !settings["num_experts"].is_null();
 }
 
-MegatronFamily family_of(const json& settings, const std::string& where) {
-  const std::string family = settings.value("model_family", "gpt");
-  if (family == "gpt") return MegatronFamily::gpt;
-  if (family == "bert") return MegatronFamily::bert;
-  if (family == "t5") return MegatronFamily::t5;
+const MegatronModel& model_of(const json& settings, const std::string& where) {
+  const std::string family = saved_family(settings);
+  for (const MegatronModel& model : megatron_models()) {
+    if (model.family == family) return model;
+  }
   throw checkpoint_error({.what = fmt::format("Megatron-LM has no model family '{}'", printable(family)),
                           .where = where,
-                          .fix = "Only GPT, BERT and T5 are converted"});
+                          .fix = whole_models_only()});
+}
+
+// What --megatron-names mcore can write, for a message.
+std::string core_families() {
+  std::vector<std::string_view> names;
+  for (const MegatronModel& model : megatron_models()) {
+    if (model.has_core) names.push_back(model.family);
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 void check_tensor_ranks(const Plan& plan, int64_t ranks) {
@@ -83,14 +95,14 @@ Plan make_plan(const CheckpointSource& source, const MegatronExport& request) {
   Plan plan{.source = source};
   const std::string where = printable(plan.info().path.string(), 4096);
   const json saved = json::parse(plan.info().config);
-  const MegatronFamily family = family_of(saved, where);
+  const MegatronModel& model = model_of(saved, where);
   std::vector<std::string> unknown;
   json settings = json::parse(to_json(arguments_from_json(plan.info().config, where, &unknown)));
   const MegatronNames names =
       request.names.value_or(has_experts(settings) ? MegatronNames::core : MegatronNames::legacy_core);
-  if (is_core(names) && family != MegatronFamily::gpt)
-    throw config_error({.what = fmt::format("only GPT is written as a model of Megatron-Core, not {}",
-                                            settings["model_family"].dump()),
+  if (is_core(names) && !model.has_core)
+    throw config_error({.what = fmt::format("only {} is written as a model of Megatron-Core, not {}",
+                                            core_families(), model.family),
                         .where = "--megatron-names",
                         .fix = "Use core or v2"});
   check_megatron_model(settings, names, where);
@@ -107,10 +119,10 @@ Plan make_plan(const CheckpointSource& source, const MegatronExport& request) {
   const int64_t unit = settings["make_vocab_size_divisible_by"].get<int64_t>() * request.tensor_ranks;
   plan.groups = settings["group_query_attention"] == true ? settings["num_query_groups"]
                                                           : settings["num_attention_heads"];
-  plan.args = {.family = family,
+  plan.args = {.model = &model,
                .settings = std::move(settings),
                .state = json::parse(plan.info().state),
-               .stages = megatron_stages(family, plan.weights, request.stages),
+               .stages = megatron_stages(model, plan.weights, request.stages),
                .names = names,
                .tensor_ranks = request.tensor_ranks,
                .expert_ranks = request.expert_ranks,
@@ -280,7 +292,7 @@ std::vector<MegatronEntry> entries_of(const Plan& plan, int64_t stage, int64_t e
                          .tensors = &plan.weights},
                         stage, expert_rank);
   return legacy_entries(
-      {.family = args.family, .names = args.names, .stages = args.stages, .tensors = &plan.weights}, stage);
+      {.model = args.model, .names = args.names, .stages = args.stages, .tensors = &plan.weights}, stage);
 }
 
 // The files of all ranks, with the folder of each in that of the iteration.

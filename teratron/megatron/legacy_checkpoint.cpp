@@ -23,9 +23,7 @@ namespace {
 using Kind = PickleValue::Kind;
 
 [[noreturn]] void fail(const std::string& what, const std::string& where) {
-  throw checkpoint_error({.what = what,
-                          .where = where,
-                          .fix = "Only whole checkpoints of GPT, BERT and T5 models are converted"});
+  throw checkpoint_error({.what = what, .where = where, .fix = whole_models_only()});
 }
 
 // Where Megatron-LM's legacy models have their parts; a file has the decoder last.
@@ -143,13 +141,13 @@ class LegacyCheckpoint final : public MegatronCheckpoint {
           fail("ranks have different numbers of virtual stages", files_.where);
       }
     }
-    find_family();
+    find_model();
     read_optimizers();
     join_ranks();
   }
 
   MegatronSource source() const override {
-    MegatronSource source{.family = family_,
+    MegatronSource source{.model = model_,
                           .args = args_,
                           .pipeline_ranks = static_cast<int64_t>(files_.stages.size()),
                           .where = files_.where};
@@ -192,7 +190,7 @@ class LegacyCheckpoint final : public MegatronCheckpoint {
   }
 
  private:
-  void find_family();
+  void find_model();
   void read_optimizers();
   void join_ranks();
   void join_chunk(size_t stage, size_t chunk, std::map<std::string, int64_t>& layers);
@@ -203,7 +201,7 @@ class LegacyCheckpoint final : public MegatronCheckpoint {
   const PickleValue* args_ = nullptr;
   double version_ = 0;
   bool core_names_ = false;
-  MegatronFamily family_ = MegatronFamily::gpt;
+  const MegatronModel* model_ = nullptr;
   std::vector<std::vector<std::vector<LegacyChunk>>> chunks_;  // [stage][tensor rank][virtual stage]
   RankOptimizer optimizer_;                                    // of the first rank, without its states
   bool whole_optimizer_ = true;
@@ -211,7 +209,7 @@ class LegacyCheckpoint final : public MegatronCheckpoint {
   std::map<std::string, Joined> joined_;  // by our name
 };
 
-void LegacyCheckpoint::find_family() {
+void LegacyCheckpoint::find_model() {
   const auto any = [this](std::string_view part) {
     return std::ranges::any_of(chunks_, [part](const auto& stage) {
       return std::ranges::any_of(stage[0], [part](const LegacyChunk& chunk) {
@@ -222,11 +220,7 @@ void LegacyCheckpoint::find_family() {
     });
   };
   core_names_ = any("self_attention.linear_qkv.");
-  if (any("inter_attention.") || any("cross_attention.")) {
-    family_ = MegatronFamily::t5;
-  } else if (any("lm_head.dense.") || any("tokentype_embeddings.") || any("binary_head.")) {
-    family_ = MegatronFamily::bert;
-  }
+  model_ = &recognized_model(any);
 }
 
 void LegacyCheckpoint::read_optimizers() {
@@ -255,12 +249,12 @@ void LegacyCheckpoint::join_ranks() {
 void LegacyCheckpoint::join_chunk(size_t stage, size_t chunk, std::map<std::string, int64_t>& layers) {
   std::map<std::string, int64_t> here;
   for (const SavedParameter& first : chunks_[stage][0][chunk].parameters) {
-    const MegatronName name = megatron_name(first.path, family_);
+    const MegatronName name = megatron_name(first.path, *model_);
     if (!name.stack.empty()) here[name.stack] = std::max(here[name.stack], name.layer + 1);
     const int64_t before = name.stack.empty() ? 0 : layers[name.stack];
     const std::string ours = name.in_layer(before + name.layer);
-    // Copies of embeddings, which the first stage has: for the head, and for the decoder of a T5, whose
-    // relative positions are on all stages.
+    // Skip tensors that repeat the first stage's: the tied head, T5's decoder embedding, and relative
+    // position biases (saved on every stage).
     if (ours == "word_embeddings_for_head.weight") continue;
     const bool repeats = ours.starts_with("embedding.") || ours.find("_relative_pos_emb.") != ours.npos;
     if (repeats && joined_.contains(ours)) continue;

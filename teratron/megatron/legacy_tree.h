@@ -33,18 +33,20 @@ struct MegatronEntry {
 /// What the stages of a pipeline hold.
 struct MegatronStages {
   int64_t stages = 1;
-  /// T5: the stages before this one have the encoder, the others the decoder. One stage has both.
+  /// Of two stacks: the stages before this one have the first, the others the second. One stage has both.
   int64_t split = 0;
-  int64_t encoder_layers = 0;  // GPT's and BERT's, too
-  int64_t decoder_layers = 0;  // T5's
+  std::vector<int64_t> layers = {};  // of each stack
+
+  /// The first stage that does not have the first stack.
+  int64_t first_end() const { return layers.size() > 1 && stages > 1 ? split : stages; }
 };
 
 /// UserError(config) if Megatron-LM cannot divide the layers among the stages, which get equal numbers.
-MegatronStages megatron_stages(MegatronFamily family, const std::map<std::string, TensorInfo>& tensors,
+MegatronStages megatron_stages(const MegatronModel& model, const std::map<std::string, TensorInfo>& tensors,
                                int64_t stages);
 
 struct LegacyModel {
-  MegatronFamily family = MegatronFamily::gpt;
+  const MegatronModel* model = nullptr;
   MegatronNames names = MegatronNames::legacy_core;
   MegatronStages stages;
   const std::map<std::string, TensorInfo>* tensors = nullptr;  // by our names

@@ -1,78 +1,56 @@
 #include "teratron/megatron/names.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <utility>
+#include <vector>
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace teratron {
 
 namespace {
 
-using Pair = std::pair<std::string_view, std::string_view>;
+constexpr std::string_view legacy_root = "language_model.";
 
-// Beginnings of names outside of layers.
-constexpr std::array<Pair, 7> heads = {{
-    {"word_embeddings.", "embedding.word_embeddings."},
-    {"position_embeddings.", "embedding.position_embeddings."},
-    {"tokentype_embeddings.", "embedding.tokentype_embeddings."},
-    {"lm_head.layernorm.", "lm_head.layer_norm."},
-    {"lm_head.norm.", "lm_head.layer_norm."},
-    {"lm_head.bias", "output_layer.bias"},
-    {"lm_head.output_layer.bias", "output_layer.bias"},
-}};
-
-// Beginnings of names within a layer; those of Transformer Engine's fused modules before their prefixes.
-constexpr std::array<Pair, 27> modules = {{
-    {"self_attention.linear_qkv.layer_norm_", "input_layernorm."},
-    {"self_attention.layernorm_qkv.layer_norm_", "input_layernorm."},
-    {"self_attention.layernorm_qkv.", "self_attention.linear_qkv."},
-    {"self_attention.query_key_value.", "self_attention.linear_qkv."},
-    {"self_attention.dense.", "self_attention.linear_proj."},
-    {"self_attention.proj.", "self_attention.linear_proj."},
-    {"attention.query_key_value.", "self_attention.linear_qkv."},
-    {"attention.dense.", "self_attention.linear_proj."},
-    {"inter_attention.query.", "cross_attention.linear_q."},
-    {"inter_attention.key_value.", "cross_attention.linear_kv."},
-    {"inter_attention.dense.", "cross_attention.linear_proj."},
-    {"input_norm.", "input_layernorm."},
-    {"post_inter_attention_layernorm.", "pre_mlp_layernorm."},
-    {"post_inter_attention_norm.", "pre_mlp_layernorm."},
-    {"post_attention_layernorm.", "pre_mlp_layernorm."},
-    {"post_attention_norm.", "pre_mlp_layernorm."},
-    {"mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm."},
-    {"mlp.dense_h_to_4h.", "mlp.linear_fc1."},
-    {"mlp.dense_4h_to_h.", "mlp.linear_fc2."},
-    {"layernorm_mlp.layer_norm_", "pre_mlp_layernorm."},
-    {"layernorm_mlp.fc1_", "mlp.linear_fc1."},
-    {"layernorm_mlp.fc2_", "mlp.linear_fc2."},
-    {"self_attention.q_norm.", "self_attention.q_layernorm."},
-    {"self_attention.k_norm.", "self_attention.k_layernorm."},
-    {"self_attention.q_layernorm.", "self_attention.q_layernorm."},
-    {"self_attention.k_layernorm.", "self_attention.k_layernorm."},
-    {"cross_attention.linear_q.layer_norm_", "pre_cross_attn_layernorm."},
-}};
-
-template <size_t size>
-std::string renamed(std::string_view name, const std::array<Pair, size>& table) {
-  for (const auto& [old, now] : table) {
-    if (name.starts_with(old)) return std::string(now) + std::string(name.substr(old.size()));
-  }
-  return std::string(name);
+// Whether a path begins as a row says, where keys of nested dicts are joined with '.'.
+bool begins_with(std::string_view path, std::string_view row) {
+  constexpr std::string_view root = "language_model/";
+  if (row.starts_with(root)) row.remove_prefix(root.size());
+  return path.size() >= row.size() && std::equal(row.begin(), row.end(), path.begin(), [](char a, char b) {
+           return a == b || (a == '/' && b == '.');
+         });
 }
 
-// The name without the stack's beginning; empty `stack` if it is not in one.
-std::string_view strip_stack(std::string_view path, MegatronFamily family, std::string& stack) {
-  for (const std::string_view old : {"transformer.", "encoder.", "decoder."}) {
-    if (!path.starts_with(old)) continue;
-    stack = family == MegatronFamily::gpt                       ? "decoder."
-            : family == MegatronFamily::t5 && old == "decoder." ? "decoder."
-                                                                : "encoder.";
-    return path.substr(old.size());
+// By the row whose name is the longest of those that the path begins with: fused modules of Transformer
+// Engine hold others.
+std::string renamed(std::string_view path, const std::vector<MegatronRow>& rows) {
+  const MegatronRow* best = nullptr;
+  std::string_view theirs;
+  const auto consider = [&](const MegatronRow& row, std::string_view name) {
+    if (!name.empty() && name.size() > theirs.size() && begins_with(path, name)) best = &row, theirs = name;
+  };
+  for (const MegatronRow& row : rows) {
+    consider(row, row.legacy);
+    for (const std::string_view name : row.other) consider(row, name);
   }
-  return path;
+  if (best == nullptr) return std::string(path);
+  const size_t root = theirs.starts_with("language_model/") ? legacy_root.size() : 0;
+  return std::string(best->ours) + std::string(path.substr(theirs.size() - root));
+}
+
+// The stack that the path begins with, whose name is cut off; nullptr if it is not in one.
+const MegatronStack* strip_stack(std::string_view& path, const MegatronModel& model) {
+  for (const MegatronStack& stack : model.stacks) {
+    std::vector<std::string_view> names = stack.other;
+    names.insert(names.end(), {stack.ours, stack.legacy});
+    for (const std::string_view name : names) {
+      if (!path.starts_with(name) || !path.substr(name.size()).starts_with('.')) continue;
+      path.remove_prefix(name.size() + 1);
+      return &stack;
+    }
+  }
+  return nullptr;
 }
 
 constexpr std::string_view experts = "mlp.experts.", sequential = "local_experts.";
@@ -89,6 +67,13 @@ std::string with_expert_first(const std::string& name) {
     module.erase(module.size() - expert->length);
   }
   return fmt::format("{}{}.{}", experts, number, module);
+}
+
+// "mlp.experts.#.linear_fc1.weight"
+std::string without_number(std::string name) {
+  if (!name.starts_with(experts)) return name;
+  const size_t end = std::min(name.find_first_not_of("0123456789", experts.size()), name.size());
+  return name.replace(experts.size(), end - experts.size(), "#");
 }
 
 }  // namespace
@@ -115,28 +100,56 @@ std::optional<ExpertNumber> expert_number(std::string_view path) {
   return result;
 }
 
-MegatronName megatron_name(std::string_view path, MegatronFamily family) {
-  if (path.starts_with("language_model.")) path.remove_prefix(15);
-  std::string stack;
-  std::string_view name = strip_stack(path, family, stack);
-  if (stack.empty()) return {.name = renamed(name, heads)};
+MegatronName megatron_name(std::string_view path, const MegatronModel& model) {
+  if (path.starts_with(legacy_root)) path.remove_prefix(legacy_root.size());
+  std::string_view name = path;
+  const MegatronStack* const stack = strip_stack(name, model);
+  if (stack == nullptr) return {.name = renamed(renamed(path, model.embeddings), model.heads)};
+  const std::string prefix = std::string(stack->ours) + ".";
   if (name.starts_with("final_norm."))
-    return {.name = stack + "final_layernorm." + std::string(name.substr(11))};
-  if (!name.starts_with("layers.")) return {.name = stack + std::string(name)};
+    return {.name = prefix + "final_layernorm." + std::string(name.substr(11))};
+  if (!name.starts_with("layers.")) return {.name = prefix + std::string(name)};
   name.remove_prefix(7);
   int64_t layer = 0;
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
   const auto length = static_cast<size_t>(end - name.data());
   if (error != std::errc() || length >= name.size() || layer < 0 || layer > 1 << 20)
-    return {.name = stack + "layers." + std::string(name)};
+    return {.name = prefix + "layers." + std::string(name)};
   name.remove_prefix(length + 1);
-  std::string rest = with_expert_first(renamed(name, modules));
-  // T5's decoder attends to the encoder between its own attention and the MLP.
-  if (family == MegatronFamily::t5 && stack == "decoder." && name.starts_with("post_attention_"))
-    rest = "pre_cross_attn_layernorm." + std::string(name.substr(name.rfind('.') + 1));
-  MegatronName result{.name = {}, .stack = stack + "layers.", .layer = layer, .rest = rest};
+  MegatronName result{.name = {},
+                      .stack = prefix + "layers.",
+                      .layer = layer,
+                      .rest = with_expert_first(renamed(name, stack->layer))};
   result.name = result.in_layer(layer);
   return result;
+}
+
+bool has_row(const MegatronModel& model, const MegatronName& name) {
+  const auto is_in = [](const std::vector<MegatronRow>& rows, const std::string& whole) {
+    const std::string module = whole.substr(0, whole.rfind('.') + 1);
+    return std::ranges::any_of(
+        rows, [&](const MegatronRow& row) { return row.ours == whole || row.ours == module; });
+  };
+  for (const MegatronStack& stack : model.stacks) {
+    const std::string prefix = std::string(stack.ours) + ".";
+    if (name.stack == prefix + "layers.") return is_in(stack.layer, without_number(name.rest));
+    if (name.name.starts_with(prefix + "final_layernorm.")) return true;
+  }
+  return is_in(model.embeddings, name.name) || is_in(model.heads, name.name);
+}
+
+const MegatronModel& recognized_model(const std::function<bool(std::string_view)>& any) {
+  const MegatronModel* found = nullptr;
+  for (const MegatronModel& model : megatron_models()) {
+    if (model.signs.empty() ? found == nullptr : std::ranges::any_of(model.signs, any)) found = &model;
+  }
+  return *found;
+}
+
+std::string whole_models_only() {
+  std::vector<std::string_view> names;
+  for (const MegatronModel& model : megatron_models()) names.push_back(model.family);
+  return fmt::format("Only whole checkpoints of these models are converted: {}", fmt::join(names, ", "));
 }
 
 MegatronSplit split_of(std::string_view name) {

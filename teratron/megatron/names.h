@@ -2,13 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 
-namespace teratron {
+#include "teratron/models/megatron_model.h"
 
-enum class MegatronFamily : uint8_t { gpt, bert, t5 };
+namespace teratron {
 
 /// How tensor ranks share a tensor.
 enum class MegatronSplit : uint8_t { none, rows, columns };
@@ -33,8 +34,18 @@ struct ExpertNumber {
 };
 std::optional<ExpertNumber> expert_number(std::string_view path);
 
-/// `path` joins the keys of nested dicts with '.'. Experts keep their numbers.
-MegatronName megatron_name(std::string_view path, MegatronFamily family);
+/// `path` joins the keys of nested dicts with '.'. Our own names stay as they are, and experts keep their
+/// numbers.
+MegatronName megatron_name(std::string_view path, const MegatronModel& model);
+
+/// Whether one of the model's rows is the tensor's, by its name here.
+bool has_row(const MegatronModel& model, const MegatronName& name);
+
+/// The model of a checkpoint in which `any(part)` says whether a name contains this part.
+const MegatronModel& recognized_model(const std::function<bool(std::string_view)>& any);
+
+/// UserError(checkpoint)'s advice: what can be converted.
+std::string whole_models_only();
 
 MegatronSplit split_of(std::string_view name);
 

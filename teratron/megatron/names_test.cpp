@@ -1,16 +1,23 @@
 #include "teratron/megatron/names.h"
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
+
+#include "teratron/megatron/legacy_tree.h"
 
 namespace teratron {
 namespace {
 
-using enum MegatronFamily;
+constexpr const char *gpt = "gpt", *bert = "bert", *t5 = "t5";
+
+const MegatronModel& model_of(std::string_view family) {
+  return *std::ranges::find(megatron_models(), family, &MegatronModel::family);
+}
 
 TEST(MegatronNameTest, GivesEveryReleasesNamesOurs) {
   struct Row {
-    MegatronFamily family;
-    const char *theirs, *ours;
+    const char *family, *theirs, *ours;
   };
   for (const Row& row : std::initializer_list<Row>{
            {gpt, "language_model.embedding.word_embeddings.weight", "embedding.word_embeddings.weight"},
@@ -56,14 +63,68 @@ TEST(MegatronNameTest, GivesEveryReleasesNamesOurs) {
             "decoder.layers.0.cross_attention.linear_kv.weight"},
            {t5, "language_model.encoder.layers.0.post_attention_norm.weight",
             "encoder.layers.0.pre_mlp_layernorm.weight"}}) {
-    EXPECT_EQ(megatron_name(row.theirs, row.family).name, row.ours) << row.theirs;
+    EXPECT_EQ(megatron_name(row.theirs, model_of(row.family)).name, row.ours) << row.theirs;
   }
 }
 
 TEST(MegatronNameTest, NumbersLayersAnew) {
-  const MegatronName name = megatron_name("language_model.encoder.layers.2.input_norm.weight", gpt);
+  const MegatronName name = megatron_name("language_model.encoder.layers.2.input_norm.weight", model_of(gpt));
   EXPECT_EQ(name.layer, 2);
   EXPECT_EQ(name.in_layer(7), "decoder.layers.7.input_layernorm.weight");
+}
+
+TEST(MegatronNameTest, RecognizesAFamilyByItsTensors) {
+  const auto family_with = [](std::string_view name) {
+    return recognized_model([name](std::string_view part) { return name.find(part) != name.npos; }).family;
+  };
+  EXPECT_EQ(family_with("decoder.layers.0.self_attention.linear_qkv.weight"), gpt);
+  EXPECT_EQ(family_with("embedding.tokentype_embeddings.weight"), bert);
+  EXPECT_EQ(family_with("language_model.decoder.layers.0.inter_attention.dense.weight"), t5);
+}
+
+TEST(MegatronNameTest, OurNamesHaveRowsInTheirFamilyAlone) {
+  const auto known = [](const char* family, const char* name) {
+    const MegatronName parsed = megatron_name(name, model_of(family));
+    EXPECT_EQ(parsed.name, name);
+    return has_row(model_of(family), parsed);
+  };
+  EXPECT_TRUE(known(gpt, "decoder.layers.3.mlp.experts.12.linear_fc1.weight"));
+  EXPECT_TRUE(known(gpt, "decoder.final_layernorm.weight"));
+  EXPECT_TRUE(known(t5, "decoder.layers.0.cross_attention.linear_kv.weight"));
+  EXPECT_TRUE(known(bert, "binary_head.bias"));
+  EXPECT_FALSE(known(gpt, "binary_head.bias"));
+  EXPECT_FALSE(known(gpt, "decoder.layers.0.cross_attention.linear_kv.weight"));
+  EXPECT_FALSE(known(bert, "encoder.layers.0.mlp.linear_fc3.weight"));
+}
+
+// What is written under a name of legacy models is read under it.
+TEST(MegatronNameTest, RowsAreTheSameInBothDirections) {
+  for (const MegatronModel& model : megatron_models()) {
+    std::map<std::string, TensorInfo> tensors;
+    const auto add = [&](const std::string& prefix, const MegatronRow& row) {
+      if (row.legacy.empty()) return;
+      const std::string name = prefix + std::string(row.ours);
+      tensors[name.ends_with('.') ? name + "weight" : name] = {};
+    };
+    for (const MegatronRow& row : model.embeddings) add("", row);
+    for (const MegatronRow& row : model.heads) add("", row);
+    for (const MegatronStack& stack : model.stacks) {
+      for (const MegatronRow& row : stack.layer) add(std::string(stack.ours) + ".layers.0.", row);
+      tensors[std::string(stack.ours) + ".final_layernorm.weight"] = {};
+    }
+    for (const MegatronNames names : {MegatronNames::legacy_core, MegatronNames::legacy_v2}) {
+      const auto stages = megatron_stages(model, tensors, 1);
+      size_t found = 0;
+      for (const MegatronEntry& entry : legacy_entries({&model, names, stages, &tensors}, 0)) {
+        if (entry.tensor.empty()) continue;
+        std::string path;
+        for (const std::string& key : entry.path) path += key + ".";
+        EXPECT_EQ(megatron_name(path + entry.key, model).name, entry.tensor) << path + entry.key;
+        ++found;
+      }
+      EXPECT_EQ(found, tensors.size()) << model.family;
+    }
+  }
 }
 
 TEST(MegatronNameTest, FindsTheNumberOfAnExpert) {

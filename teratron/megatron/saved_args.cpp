@@ -1,10 +1,10 @@
 #include "teratron/megatron/saved_args.h"
 
 #include <algorithm>
-#include <array>
 
 #include "teratron/base/config/layer_pattern.h"
 #include "teratron/base/error.h"
+#include "teratron/megatron/structure.h"
 #include "teratron/settings/arguments.h"
 #include "teratron/settings/checkpoint_args.h"
 
@@ -14,79 +14,122 @@ using nlohmann::json;
 
 namespace {
 
-// Settings of the same name and meaning.
-constexpr std::array shared_names = {"num_layers",
-                                     "hidden_size",
-                                     "ffn_hidden_size",
-                                     "num_attention_heads",
-                                     "kv_channels",
-                                     "group_query_attention",
-                                     "num_query_groups",
-                                     "max_position_embeddings",
-                                     "rotary_percent",
-                                     "rotary_base",
-                                     "rotary_interleaved",
-                                     "rotary_seq_len_interpolation_factor",
-                                     "make_vocab_size_divisible_by",
-                                     "normalization",
-                                     "norm_epsilon",
-                                     "apply_layernorm_1p",
-                                     "apply_residual_connection_post_layernorm",
-                                     "openai_gelu",
-                                     "squared_relu",
-                                     "swiglu",
-                                     "bert_binary_head",
-                                     "untie_embeddings_and_output_weights",
-                                     "attention_dropout",
-                                     "hidden_dropout",
-                                     "weight_decay",
-                                     "clip_grad",
-                                     "adam_beta1",
-                                     "adam_beta2",
-                                     "adam_eps",
-                                     "micro_batch_size",
-                                     "global_batch_size",
-                                     "bias_gelu_fusion",
-                                     "add_bias_linear",
-                                     "add_qkv_bias",
-                                     "seed",
-                                     "init_method_std",
-                                     "apply_query_key_layer_scaling",
-                                     "vocab_file",
-                                     "merge_file",
-                                     "tokenizer_type",
-                                     "tokenizer_model",
-                                     "vocab_extra_ids",
-                                     "seq_length"};
+using Kind = PickleValue::Kind;
 
-// Model settings that the arguments express in another way.
-constexpr std::array expressed = {"position_embedding_type", "encoder_num_layers", "decoder_num_layers"};
+// How an argument and the setting of its name become each other. `read`: it is written in another form.
+// `write`: on import tensors or other arguments say it. `known`: both.
+enum class Way : uint8_t { both, read, write, known };
+// The models that have it; `experts`: read of models with experts alone.
+enum class In : uint8_t { all, legacy, core, experts };
 
-// The same of Megatron-Core's models.
-constexpr std::array core_names = {"qk_layernorm",
-                                   "num_experts",
-                                   "moe_ffn_hidden_size",
-                                   "moe_router_topk",
-                                   "moe_router_score_function",
-                                   "moe_router_pre_softmax",
-                                   "moe_router_topk_scaling_factor",
-                                   "moe_router_num_groups",
-                                   "moe_router_group_topk",
-                                   "moe_router_enable_expert_bias",
-                                   "moe_router_bias_update_rate",
-                                   "moe_router_dtype",
-                                   "moe_z_loss_coeff",
-                                   "moe_input_jitter_eps",
-                                   "moe_expert_capacity_factor",
-                                   "moe_pad_expert_input_to_capacity",
-                                   "moe_token_drop_policy",
-                                   "moe_shared_expert_intermediate_size",
-                                   "moe_shared_expert_gate",
-                                   "moe_token_dispatcher_type"};
-constexpr std::array core_expressed = {"moe_layer_freq"};
-constexpr std::array legacy_only = {"apply_residual_connection_post_layernorm"};
+struct Row {
+  std::string_view name;
+  Way way = Way::both;
+  In models = In::all;
 
-json or_null(const json& settings, const char* name) {
+  bool is_of_core() const { return models == In::core || models == In::experts; }
+  bool is_written() const { return way == Way::both || way == Way::write; }
+  bool is_read() const { return way == Way::both || way == Way::read; }
+};
+
+using enum Way;
+using enum In;
+
+constexpr Row rows[] = {{"num_layers", write},
+                        {"encoder_num_layers", known},
+                        {"decoder_num_layers", known},
+                        {"hidden_size", write},
+                        {"ffn_hidden_size", write},
+                        {"num_attention_heads"},
+                        {"kv_channels"},
+                        {"group_query_attention", write},
+                        {"num_query_groups", write},
+                        {"seq_length"},
+                        {"decoder_seq_length", read},
+                        {"max_position_embeddings"},
+                        {"position_embedding_type"},
+                        {"relative_attention_num_buckets", read},
+                        {"relative_attention_max_distance", read},
+                        {"rotary_percent"},
+                        {"rotary_base"},
+                        {"rotary_interleaved"},
+                        {"rotary_seq_len_interpolation_factor"},
+                        {"make_vocab_size_divisible_by"},
+                        {"normalization"},
+                        {"norm_epsilon"},
+                        {"apply_layernorm_1p"},
+                        {"apply_residual_connection_post_layernorm", both, legacy},
+                        {"qk_layernorm", both, core},
+                        {"openai_gelu"},
+                        {"squared_relu"},
+                        {"swiglu", write},
+                        {"bias_gelu_fusion"},
+                        {"add_bias_linear"},
+                        {"add_qkv_bias"},
+                        {"bert_binary_head"},
+                        {"untie_embeddings_and_output_weights"},
+                        {"apply_query_key_layer_scaling", write},
+                        {"attention_dropout"},
+                        {"hidden_dropout"},
+                        {"init_method_std"},
+                        {"weight_decay", write},
+                        {"clip_grad", write},
+                        {"adam_beta1", write},
+                        {"adam_beta2", write},
+                        {"adam_eps", write},
+                        {"micro_batch_size", write},
+                        {"global_batch_size", write},
+                        {"seed", write},
+                        {"vocab_file", write},
+                        {"merge_file", write},
+                        {"tokenizer_type", write},
+                        {"tokenizer_model", write},
+                        {"vocab_extra_ids", write},
+                        {"num_experts", write, core},
+                        {"moe_layer_freq", known, core},
+                        {"moe_ffn_hidden_size", write, core},
+                        {"moe_router_topk", both, experts},
+                        {"moe_router_score_function", both, experts},
+                        {"moe_router_pre_softmax", both, experts},
+                        {"moe_router_topk_scaling_factor", both, experts},
+                        {"moe_router_num_groups", both, experts},
+                        {"moe_router_group_topk", both, experts},
+                        {"moe_router_enable_expert_bias", write, core},
+                        {"moe_router_bias_update_rate", both, experts},
+                        {"moe_router_dtype", both, experts},
+                        {"moe_router_load_balancing_type", read, experts},
+                        {"moe_aux_loss_coeff", read, experts},
+                        {"moe_z_loss_coeff", both, experts},
+                        {"moe_input_jitter_eps", both, experts},
+                        {"moe_expert_capacity_factor", both, experts},
+                        {"moe_pad_expert_input_to_capacity", both, experts},
+                        {"moe_token_drop_policy", both, experts},
+                        {"moe_shared_expert_intermediate_size", write, core},
+                        {"moe_shared_expert_gate", write, core},
+                        {"moe_token_dispatcher_type", write, core}};
+
+json value_of(const PickleValue& value) {
+  if (value.is(Kind::boolean)) return value.integer != 0;
+  if (value.is(Kind::integer)) return value.integer;
+  if (value.is(Kind::real)) return value.real;
+  if (value.is(Kind::text)) return value.text;
+  return nullptr;
+}
+
+// One of several values is a list, one is itself.
+bool may_be_list(std::string_view name) {
+  return name == "moe_router_load_balancing_type" || name == "moe_aux_loss_coeff";
+}
+
+void take_row(const PickleValue* args, std::string_view name, json& settings) {
+  const PickleValue* const found = args == nullptr ? nullptr : args->find(name);
+  if (found == nullptr) return;
+  const json value = may_be_list(name) && found->is(Kind::list) ? plain_json(*found) : value_of(*found);
+  if (value.is_null()) return;
+  settings[name] = may_be_list(name) && !value.is_array() ? json::array({value}) : value;
+}
+
+json or_null(const json& settings, std::string_view name) {
   return settings.contains(name) ? settings[name] : json();
 }
 
@@ -98,7 +141,6 @@ void derive_widths(json& args) {
   if (args["max_position_embeddings"].is_null()) args["max_position_embeddings"] = args["seq_length"];
 }
 
-// One of several values is a list, one is itself.
 json one_or_list(const json& values) {
   return values.is_array() && values.size() == 1 ? values[0] : values;
 }
@@ -106,7 +148,9 @@ json one_or_list(const json& values) {
 json core_args(const SavedArgs& saved) {
   const json& settings = saved.settings;
   json args = json::object();
-  for (const char* name : core_names) args[name] = or_null(settings, name);
+  for (const Row& row : rows) {
+    if (row.is_written() && row.is_of_core()) args[row.name] = or_null(settings, row.name);
+  }
   args["use_mcore_models"] = true;
   args["transformer_impl"] = saved.names == MegatronNames::core_te ? "transformer_engine" : "local";
   if (args["num_experts"].is_null()) return args;
@@ -143,14 +187,14 @@ json layout_args(const SavedArgs& saved) {
 json model_args(const SavedArgs& saved) {
   const json& settings = saved.settings;
   const std::string position = settings.value("position_embedding_type", "learned_absolute");
-  const bool t5 = saved.family == MegatronFamily::t5;
+  const std::vector<int64_t>& layers = saved.stages.layers;
   return {{"position_embedding_type", position == "none" ? "learned_absolute" : position},
           {"add_position_embedding", position != "none"},
           {"use_rotary_position_embeddings", saved.names == MegatronNames::legacy_v2 && position == "rope"},
-          {"encoder_num_layers", saved.stages.encoder_layers},
-          {"decoder_num_layers", t5 ? json(saved.stages.decoder_layers) : json()},
+          {"encoder_num_layers", layers[0]},
+          {"decoder_num_layers", layers.size() > 1 ? json(layers[1]) : json()},
           {"encoder_seq_length", or_null(settings, "seq_length")},
-          {"decoder_seq_length", t5 ? or_null(settings, "decoder_seq_length") : json()},
+          {"decoder_seq_length", or_null(settings, "decoder_seq_length")},
           {"layernorm_epsilon", or_null(settings, "norm_epsilon")},
           {"padded_vocab_size", saved.padded_vocabulary},
           {"orig_vocab_size", saved.vocabulary},
@@ -188,19 +232,52 @@ void write_value(const json& value, PickleWriter& pickle) {
 
 }  // namespace
 
+json saved_arg(const PickleValue* args, std::string_view name) {
+  const PickleValue* const value = args == nullptr ? nullptr : args->find(name);
+  return value == nullptr ? json() : value_of(*value);
+}
+
+bool is_true(const json& value) {
+  return !value.is_null() && value != false && value != 0;
+}
+
+json saved_settings(const PickleValue* args) {
+  json settings = json::object();
+  const bool has_experts = is_true(saved_arg(args, "num_experts"));
+  for (const Row& row : rows) {
+    if (row.is_read() && (row.models != In::experts || has_experts)) take_row(args, row.name, settings);
+  }
+  // Names of earlier releases.
+  if (const json old = saved_arg(args, "layernorm_epsilon");
+      !old.is_null() && !settings.contains("norm_epsilon"))
+    settings["norm_epsilon"] = old;
+  if (const json old = saved_arg(args, "disable_bias_linear");
+      !old.is_null() && !settings.contains("add_bias_linear"))
+    settings["add_bias_linear"] = !is_true(old);
+  // The tokenizers that are the same here. NullTokenizer counts its tokens in another way.
+  for (const char* type : {"GPT2BPETokenizer", "BertWordPieceLowerCase", "BertWordPieceCase"}) {
+    if (saved_arg(args, "tokenizer_type") == type) settings["tokenizer_type"] = type;
+  }
+  if (is_true(saved_arg(args, "use_rotary_position_embeddings")))
+    settings["position_embedding_type"] = "rope";
+  if (is_true(saved_arg(args, "group_query_attention"))) {
+    settings["group_query_attention"] = true;
+    settings["num_query_groups"] = saved_arg(args, "num_query_groups");
+  }
+  return settings;
+}
+
 void check_megatron_model(const json& settings, MegatronNames names, const std::string& where) {
   const json defaults = json::parse(to_json(Arguments()));
   const char* const models = is_core(names) ? "Megatron-Core's GPT" : "Megatron-LM's legacy models";
   std::vector<Problem> problems;
   const auto is_known = [names](const std::string& name) {
-    const auto is_in = [&name](const auto& list) { return std::ranges::find(list, name) != list.end(); };
-    if (is_core(names) && is_in(legacy_only)) return false;
-    if (is_core(names) && (is_in(core_names) || is_in(core_expressed))) return true;
-    return is_in(shared_names) || is_in(expressed);
+    const Row* const row = std::ranges::find(rows, std::string_view(name), &Row::name);
+    if (row == std::end(rows) || row->way == Way::read) return false;
+    return row->models == In::all || row->is_of_core() == is_core(names);
   };
   for (const std::string& name : model_fields()) {
-    if (is_known(name) || !defaults.contains(name) || or_null(settings, name.c_str()) == defaults[name])
-      continue;
+    if (is_known(name) || !defaults.contains(name) || or_null(settings, name) == defaults[name]) continue;
     problems.push_back(
         {.what = fmt::format("{} = {} does not exist in {}", name, settings[name].dump(), models),
          .where = where});
@@ -220,7 +297,9 @@ void check_megatron_model(const json& settings, MegatronNames names, const std::
 
 void write_args(const SavedArgs& saved, PickleWriter& pickle) {
   json args = json::object();
-  for (const char* name : shared_names) args[name] = or_null(saved.settings, name);
+  for (const Row& row : rows) {
+    if (row.is_written() && !row.is_of_core()) args[row.name] = or_null(saved.settings, row.name);
+  }
   derive_widths(args);
   args.update(model_args(saved));
   args.update(layout_args(saved));

@@ -1,19 +1,29 @@
-// The arguments in a checkpoint of Megatron-LM, from our settings.
+// The arguments in a checkpoint of Megatron-LM. One list names those that mean the same as our settings, for
+// reading and writing.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/dtype.h"
 #include "teratron/megatron/legacy_tree.h"
 #include "teratron/pickle/pickle_writer.h"
+#include "teratron/pickle/value.h"
 
 namespace teratron {
 
+/// A boolean, number or text among the saved arguments (a dict; nullptr: none are saved); else null.
+nlohmann::json saved_arg(const PickleValue* args, std::string_view name);
+/// Neither null, false nor 0.
+bool is_true(const nlohmann::json& value);
+/// The settings that saved arguments give.
+nlohmann::json saved_settings(const PickleValue* args);
+
 struct SavedArgs {
-  MegatronFamily family = MegatronFamily::gpt;
+  const MegatronModel* model = nullptr;
   nlohmann::json settings;  // of our checkpoint, complete
   nlohmann::json state;     // of our checkpoint: counters
   MegatronStages stages;

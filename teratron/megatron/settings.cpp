@@ -4,7 +4,7 @@
 
 #include "teratron/base/config/layer_pattern.h"
 #include "teratron/base/error.h"
-#include "teratron/megatron/structure.h"
+#include "teratron/megatron/saved_args.h"
 
 namespace teratron {
 
@@ -12,109 +12,9 @@ using nlohmann::json;
 
 namespace {
 
-using Kind = PickleValue::Kind;
-
-// Taken over under the same name.
-constexpr const char* taken_over[] = {"num_attention_heads",
-                                      "kv_channels",
-                                      "seq_length",
-                                      "max_position_embeddings",
-                                      "position_embedding_type",
-                                      "relative_attention_num_buckets",
-                                      "relative_attention_max_distance",
-                                      "rotary_percent",
-                                      "rotary_base",
-                                      "rotary_interleaved",
-                                      "rotary_seq_len_interpolation_factor",
-                                      "add_bias_linear",
-                                      "add_qkv_bias",
-                                      "squared_relu",
-                                      "openai_gelu",
-                                      "bias_gelu_fusion",
-                                      "normalization",
-                                      "norm_epsilon",
-                                      "apply_layernorm_1p",
-                                      "apply_residual_connection_post_layernorm",
-                                      "untie_embeddings_and_output_weights",
-                                      "bert_binary_head",
-                                      "attention_dropout",
-                                      "hidden_dropout",
-                                      "init_method_std",
-                                      "qk_layernorm",
-                                      "make_vocab_size_divisible_by",
-                                      "decoder_seq_length"};
-
-// The same, of models with experts.
-constexpr const char* taken_over_of_experts[] = {"moe_router_topk",
-                                                 "moe_router_score_function",
-                                                 "moe_router_pre_softmax",
-                                                 "moe_router_topk_scaling_factor",
-                                                 "moe_router_num_groups",
-                                                 "moe_router_group_topk",
-                                                 "moe_router_bias_update_rate",
-                                                 "moe_router_dtype",
-                                                 "moe_router_load_balancing_type",
-                                                 "moe_aux_loss_coeff",
-                                                 "moe_z_loss_coeff",
-                                                 "moe_input_jitter_eps",
-                                                 "moe_expert_capacity_factor",
-                                                 "moe_token_drop_policy",
-                                                 "moe_pad_expert_input_to_capacity"};
-
 // Models that a conversion of these tensors would change.
 constexpr const char* refused[] = {"multi_latent_attention", "retro_add_retriever",
                                    "heterogeneous_layers_config_path", "use_rope_scaling"};
-
-json value_of(const PickleValue& value) {
-  if (value.is(Kind::boolean)) return value.integer != 0;
-  if (value.is(Kind::integer)) return value.integer;
-  if (value.is(Kind::real)) return value.real;
-  if (value.is(Kind::text)) return value.text;
-  return nullptr;
-}
-
-// null without it.
-json saved(const PickleValue* args, std::string_view name) {
-  const PickleValue* const value = args == nullptr ? nullptr : args->find(name);
-  return value == nullptr ? json() : value_of(*value);
-}
-
-bool is_true(const json& value) {
-  return !value.is_null() && value != false && value != 0;
-}
-
-void take_saved_of_experts(const PickleValue& args, json& settings) {
-  for (const char* name : taken_over_of_experts) {
-    const PickleValue* const found = args.find(name);
-    json value = found == nullptr ? json() : plain_json(*found);
-    if (value.is_null()) continue;
-    const bool one_of_list = std::string_view(name) == "moe_router_load_balancing_type" ||
-                             std::string_view(name) == "moe_aux_loss_coeff";
-    settings[name] = one_of_list && !value.is_array() ? json::array({value}) : value;
-  }
-}
-
-void take_saved(const PickleValue* args, json& settings) {
-  for (const char* name : taken_over) {
-    if (const json value = saved(args, name); !value.is_null()) settings[name] = value;
-  }
-  if (is_true(saved(args, "num_experts"))) take_saved_of_experts(*args, settings);
-  // Names of earlier releases.
-  if (const json old = saved(args, "layernorm_epsilon"); !old.is_null() && !settings.contains("norm_epsilon"))
-    settings["norm_epsilon"] = old;
-  if (const json old = saved(args, "disable_bias_linear");
-      !old.is_null() && !settings.contains("add_bias_linear"))
-    settings["add_bias_linear"] = !is_true(old);
-  // The tokenizers that are the same here. NullTokenizer counts its tokens in another way.
-  for (const char* type : {"GPT2BPETokenizer", "BertWordPieceLowerCase", "BertWordPieceCase"}) {
-    if (saved(args, "tokenizer_type") == type) settings["tokenizer_type"] = type;
-  }
-  if (is_true(saved(args, "use_rotary_position_embeddings"))) settings["position_embedding_type"] = "rope";
-  if (is_true(saved(args, "group_query_attention"))) {
-    settings["group_query_attention"] = true;
-    settings["num_query_groups"] = saved(args, "num_query_groups");
-  }
-}
 
 class Shapes {
  public:
@@ -126,7 +26,7 @@ class Shapes {
     if (found != source_.shapes.end() && dimension < found->second.size()) return found->second[dimension];
     throw checkpoint_error({.what = fmt::format("tensor \"{}\" is missing", name),
                             .where = source_.where,
-                            .fix = "Only whole checkpoints of GPT, BERT and T5 models are converted"});
+                            .fix = whole_models_only()});
   }
   [[noreturn]] void fail(const std::string& what) const {
     throw checkpoint_error(
@@ -198,16 +98,16 @@ std::string take_experts(const Shapes& shapes, const std::string& stack, json& s
 // or it is an error.
 void take_shapes(const MegatronSource& source, json& settings) {
   const Shapes shapes(source);
-  const std::string stack = source.family == MegatronFamily::gpt ? "decoder" : "encoder";
+  const std::string stack(source.model->stacks[0].ours);
   const std::string layer = stack + ".layers.0.";
   const int64_t hidden = shapes.size("embedding.word_embeddings.weight", 1);
   const std::string mlp = take_experts(shapes, stack, settings);
   const int64_t fc1 = shapes.size(mlp + "linear_fc1.weight", 0);
   const int64_t ffn = shapes.size(mlp + "linear_fc2.weight", 1);
   settings.update({{"num_layers", shapes.layers(stack)}, {"hidden_size", hidden}, {"ffn_hidden_size", ffn}});
-  if (source.family == MegatronFamily::t5) {
-    settings["encoder_num_layers"] = shapes.layers("encoder");
-    settings["decoder_num_layers"] = shapes.layers("decoder");
+  for (const MegatronStack& each : source.model->stacks) {
+    const std::string name(each.ours);
+    if (source.model->stacks.size() > 1) settings[name + "_num_layers"] = shapes.layers(name);
   }
   const std::string relative_bias = "encoder_relative_pos_emb.relative_attention_bias.weight";
   settings["swiglu"] = fc1 == 2 * ffn;
@@ -229,7 +129,9 @@ void take_shapes(const MegatronSource& source, json& settings) {
   if (!settings.contains("untie_embeddings_and_output_weights"))
     settings["untie_embeddings_and_output_weights"] =
         source.pipeline_ranks == 1 && shapes.has("output_layer.weight");
-  if (source.family == MegatronFamily::bert) settings["bert_binary_head"] = shapes.has("binary_head.weight");
+  for (const MegatronRow& row : source.model->heads) {
+    if (!row.setting.empty()) settings[row.setting] = shapes.has(std::string(row.ours) + "weight");
+  }
   if (!settings.contains("seq_length") && settings.contains("max_position_embeddings"))
     settings["seq_length"] = settings["max_position_embeddings"];
 }
@@ -237,7 +139,7 @@ void take_shapes(const MegatronSource& source, json& settings) {
 // NVIDIA's models of 345 million parameters, which are published without arguments.
 bool is_published_345m(const MegatronSource& source, const json& settings) {
   return source.args == nullptr && settings["num_layers"] == 24 && settings["hidden_size"] == 1024 &&
-         source.family != MegatronFamily::t5;
+         source.model->stacks.size() == 1;
 }
 
 void take_heads(const MegatronSource& source, json& settings) {
@@ -257,14 +159,14 @@ void take_heads(const MegatronSource& source, json& settings) {
   if (!is_true(settings.value("kv_channels", json()))) settings["kv_channels"] = hidden / heads;
   const int64_t channels = settings["kv_channels"];
   const int64_t groups = grouped && groups_given.is_number_integer() ? groups_given.get<int64_t>() : heads;
-  const std::string stack = source.family == MegatronFamily::gpt ? "decoder" : "encoder";
-  const int64_t rows = Shapes(source).size(stack + ".layers.0.self_attention.linear_qkv.weight", 0);
+  const std::string_view stack = source.model->stacks[0].ours;
+  const int64_t rows =
+      Shapes(source).size(fmt::format("{}.layers.0.self_attention.linear_qkv.weight", stack), 0);
   if (channels < 1 || channels > rows || groups < 1 || groups > heads ||
       rows != (heads + 2 * groups) * channels)
     throw config_error(
-        {.what = fmt::format("QKV has {} rows, which {} heads in {} query groups of {} channels do "
-                             "not make",
-                             rows, heads, groups, channels),
+        {.what = fmt::format("QKV has {} rows; {} heads in {} groups of {} channels need {}", rows, heads,
+                             groups, channels, (heads + 2 * groups) * channels),
          .where = source.where,
          .fix = "Correct --num-attention-heads, --num-query-groups (with --group-query-attention) or "
                 "--kv-channels"});
@@ -276,15 +178,15 @@ void check_experts(const MegatronSource& source) {
     return std::ranges::any_of(
         source.shapes, [part](const auto& tensor) { return tensor.first.find(part) != std::string::npos; });
   };
-  if (is_true(saved(source.args, "num_experts")) && !has(".mlp.experts.0.linear_fc1.weight"))
+  if (is_true(saved_arg(source.args, "num_experts")) && !has(".mlp.experts.0.linear_fc1.weight"))
     throw checkpoint_error(
         {.what = "models with num_experts are not converted from this format",
          .where = source.where,
          .fix = "Save the model in format 'torch' (--ckpt-format torch, or --dist-ckpt-format torch)"});
-  const json own = saved(source.args, "expert_tensor_parallel_size");
-  const json shared = saved(source.args, "tensor_model_parallel_size");
-  if (is_true(saved(source.args, "num_experts")) && own.is_number_integer() && shared.is_number_integer() &&
-      own != shared)
+  const json own = saved_arg(source.args, "expert_tensor_parallel_size");
+  const json shared = saved_arg(source.args, "tensor_model_parallel_size");
+  if (is_true(saved_arg(source.args, "num_experts")) && own.is_number_integer() &&
+      shared.is_number_integer() && own != shared)
     throw checkpoint_error(
         {.what =
              fmt::format("experts with expert_tensor_parallel_size {} beside tensor_model_parallel_size {} "
@@ -298,14 +200,13 @@ void check_experts(const MegatronSource& source) {
 
 json megatron_settings(const MegatronSource& source, const json& given) {
   for (const char* name : refused) {
-    if (is_true(saved(source.args, name)))
+    if (is_true(saved_arg(source.args, name)))
       throw checkpoint_error({.what = fmt::format("models with {} are not converted", name),
                               .where = source.where,
-                              .fix = "Only plain GPT, BERT and T5 models are"});
+                              .fix = "Only models without it are"});
   }
-  json settings = json::object();
   check_experts(source);
-  take_saved(source.args, settings);
+  json settings = saved_settings(source.args);
   settings.update(given);
   take_shapes(source, settings);
   take_heads(source, settings);
@@ -318,18 +219,16 @@ json megatron_settings(const MegatronSource& source, const json& given) {
                           .fix = "Leave the flag out"});
   }
   if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
-  settings["model_family"] = source.family == MegatronFamily::gpt    ? "gpt"
-                             : source.family == MegatronFamily::bert ? "bert"
-                                                                     : "t5";
+  settings["model_family"] = source.model->family;
   return settings;
 }
 
 int64_t saved_vocabulary(const PickleValue* args) {
-  const json rows = saved(args, "orig_vocab_size"), size = saved(args, "vocab_size");
+  const json rows = saved_arg(args, "orig_vocab_size"), size = saved_arg(args, "vocab_size");
   if (rows.is_number_integer() && rows > 0) return rows;
   if (!size.is_number_integer() || size <= 0) return 0;
   // NullTokenizer's does not count its end of document.
-  return size.get<int64_t>() + (saved(args, "tokenizer_type") == "NullTokenizer" ? 1 : 0);
+  return size.get<int64_t>() + (saved_arg(args, "tokenizer_type") == "NullTokenizer" ? 1 : 0);
 }
 
 }  // namespace teratron

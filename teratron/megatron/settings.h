@@ -17,7 +17,7 @@ namespace teratron {
 using MegatronShapes = std::map<std::string, std::vector<int64_t>>;
 
 struct MegatronSource {
-  MegatronFamily family = MegatronFamily::gpt;
+  const MegatronModel* model = nullptr;
   const PickleValue* args = nullptr;  // a dict; nullptr if there are none
   MegatronShapes shapes;
   int64_t pipeline_ranks = 1;

@@ -11,7 +11,7 @@ using nlohmann::json;
 
 // The shapes of a GPT without arguments.
 MegatronSource published(int64_t layers, int64_t hidden) {
-  MegatronSource source{.where = "x.zip"};
+  MegatronSource source{.model = &megatron_models().front(), .where = "x.zip"};
   source.shapes["embedding.word_embeddings.weight"] = {50304, hidden};
   source.shapes["embedding.position_embeddings.weight"] = {1024, hidden};
   for (int64_t i = 0; i < layers; ++i) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "teratron/base/error.h"
-#include "teratron/models/classifier/hf_families.h"
 
 namespace teratron {
 
@@ -12,7 +11,7 @@ using nlohmann::json;
 json HfConfig::get(std::string_view key, const json& otherwise) {
   const json fallback = otherwise.is_null() ? json(1) : otherwise;
   if (!has(key)) {
-    if (otherwise.is_null()) problem("'{}' is missing", key);
+    if (otherwise.is_null()) problem("'{}{}' is missing", object, key);
     return fallback;
   }
   const json& value = keys[key];
@@ -21,12 +20,13 @@ json HfConfig::get(std::string_view key, const json& otherwise) {
                     : fallback.is_number() ? value.is_number()
                                            : value.type() == fallback.type();
   if (fits) return fallback.is_number_float() ? json(value.get<double>()) : value;
-  problem("'{}' = {} is not a {}", key, printable(value.dump()), is_size ? "size" : fallback.type_name());
+  problem("'{}{}' = {} is not a {}", object, key, printable(value.dump()),
+          is_size ? "size" : fallback.type_name());
   return fallback;
 }
 
 void HfConfig::unsupported(std::string_view key) {
-  problem("'{}' = {} is not supported", key, printable(keys[key].dump()));
+  problem("'{}{}' = {} is not supported", object, key, printable(keys[key].dump()));
 }
 
 int64_t hf_size(const json& settings, std::string_view expression) {
@@ -44,26 +44,6 @@ int64_t hf_size(const json& settings, std::string_view expression) {
   if (expression[sign] == '/') return b == 0 || a % b != 0 ? 0 : a / b;
   int64_t product = 0;
   return __builtin_mul_overflow(a, b, &product) ? int64_t{1} << 60 : std::min(product, int64_t{1} << 60);
-}
-
-#define TERATRON_FAMILY(name) std::vector<HfFamily> name##_hf_families();
-#include "teratron/models/families.def"
-#undef TERATRON_FAMILY
-
-const std::vector<HfFamily>& hf_families() {
-  static const std::vector<HfFamily> families = [] {
-    std::vector<HfFamily> all;
-#define TERATRON_FAMILY(name)                   \
-  for (HfFamily & one : name##_hf_families()) { \
-    one.family = #name;                         \
-    all.push_back(std::move(one));              \
-  }
-#include "teratron/models/families.def"
-#undef TERATRON_FAMILY
-    for (HfFamily& one : classifiers_of(all)) all.push_back(std::move(one));
-    return all;
-  }();
-  return families;
 }
 
 }  // namespace teratron

@@ -1,6 +1,6 @@
-// Hugging Face's checkpoints as rows, each read in both directions by hf/model.h: keys of config.json <->
-// Megatron-LM's settings, tensors <-> Megatron-Core's. Each family (families.def) has a file with its
-// model_types in its folder (models/gpt/hf_families.cpp).
+// Hugging Face's checkpoints as rows, each read in both directions by hf/weight_map.h: keys of config.json and
+// Megatron-LM's settings, tensors and Megatron-Core's. Each family (families.def) has its model_types in its
+// folder (models/gpt/gpt_formats.cpp).
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,8 @@ int64_t hf_size(const nlohmann::json& settings, std::string_view expression);
 
 /// A config.json and settings, while one is made from the other.
 struct HfConfig {
-  nlohmann::json keys = nlohmann::json::object();
+  nlohmann::json keys = nlohmann::json::object();  // of the object that the row's key lies in
+  std::string object = {};                         // where that is: "text_config."; the outermost: empty
   nlohmann::json settings = nlohmann::json::object();
   std::vector<std::string> problems = {};  // what the other side does not have
   std::vector<std::string> notices = {};   // what the other side has only nearly
@@ -55,7 +56,9 @@ struct HfKeyOptions {
 
 /// One key of config.json and the setting it stands for.
 struct HfKey {
-  std::string_view key;      // none: import sets the setting nevertheless
+  /// "vision_config.hidden_size" lies in an inner object, whose keys alone `read` and `write` then see.
+  /// Empty: import sets the setting nevertheless.
+  std::string_view key;
   std::string_view setting;  // none: the key is only checked
   HfKeyOptions options = {};
 };
@@ -70,15 +73,15 @@ enum class HfRule : uint8_t {
   qkv_fused,    // one source [in, Q|K|V] (Conv1D); ours as qkv_grouped
 };
 
-/// Layers with experts instead of an MLP (num_experts, moe_layer_freq), or without.
-enum class HfFeedForward : uint8_t { any, mlp, experts };
+/// What each layer consists of: {{"attention", "mlp"}, {"mamba", "experts"}}. The names are the family's own.
+using HfLayerKinds = std::vector<std::vector<std::string_view>>;
 
 struct HfTensorOptions {
   std::vector<std::string_view> when = {};    // the settings any of which adds the tensor
   std::vector<std::string_view> unless = {};  // those that take it away
   std::vector<std::string_view> bias = {};    // with any of these settings, the .bias of a .weight follows it
   std::vector<std::string_view> copies = {};  // whole names under which files may repeat the source
-  HfFeedForward in = HfFeedForward::any;      // the layers that have it
+  std::string_view in = {};                   // the kind of layers that have it; empty: all
 };
 
 /// A '#' in the names is an expert: the row stands for one tensor each.
@@ -119,11 +122,15 @@ struct HfFamily {
   std::vector<std::string_view> buffers = {};  // ends of names that hold no parameters: masks, rotary tables
   std::vector<std::pair<std::string_view, std::string_view>> old_ends = {};  // ends of names: new, old
   std::vector<HfFusedExperts> fused_experts = {};  // as transformers 5 holds them, in place of their parts
+  /// The kinds of so many layers, by the settings; null: rows have no `in`. A pattern that does not fit is a
+  /// problem of `config`.
+  HfLayerKinds (*layer_kinds)(HfConfig& config, int64_t layers) = nullptr;
   /// A file with this tensor has an untied output layer, unless it equals the word embeddings, and a file
   /// without it a tied one, whatever config.json says. Empty: config.json is right.
   std::string_view unties = {};
-  /// Of families.def, or a classifier's (models/classifier); set by hf_families().
-  std::string_view family = {};
+  std::string_view peft_task = {};  // task_type of PEFT's adapters; empty: null
+  bool has_decoder_start = false;   // config.json names the token that decoders begin with
+  std::string family = {};          // of families.def, or its classifier; set by hf_families()
 };
 
 /// Of all models. Export takes the first of the family that has the settings.

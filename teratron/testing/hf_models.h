@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "teratron/hf/model.h"
+#include "teratron/hf/weight_map.h"
 
 namespace teratron {
 

@@ -35,13 +35,9 @@ json given_settings(const ParsedArguments& parsed) {
 }
 
 // The size of the tokenizer that the flags name, which is noted in the settings; 0 if they name none.
-int64_t tokenizer_size(Arguments args, bool has_type, const std::string& family,
-                       const std::string& saved_type, json& settings) {
+int64_t tokenizer_size(Arguments args, bool has_type, const std::string& usual_type, json& settings) {
   if (!args.vocab_file && !args.tokenizer_model) return 0;
-  if (!has_type) {
-    const char* const usual = family == "gpt" ? "GPT2BPETokenizer" : "BertWordPieceLowerCase";
-    args.tokenizer_type = saved_type.empty() ? usual : saved_type;
-  }
+  if (!has_type) args.tokenizer_type = usual_type;
   settings["tokenizer_type"] = *args.tokenizer_type;
   for (const char* name : {"vocab_file", "merge_file", "tokenizer_model"}) {
     if (settings.contains(name) && settings[name].is_string())
@@ -66,8 +62,8 @@ std::unique_ptr<ImportedMegatron> open_megatron(const MegatronFlags& flags) {
   if (!parsed.problems.empty()) throw UserError(ExitCode::config, parsed.problems);
   json given = given_settings(parsed);
   given.erase("no_load_optim");
-  const auto vocabulary = [&](const std::string& family, const std::string& saved_type, json& settings) {
-    return tokenizer_size(parsed.args, given.contains("tokenizer_type"), family, saved_type, settings);
+  const auto vocabulary = [&](const std::string& type, json& settings) {
+    return tokenizer_size(parsed.args, given.contains("tokenizer_type"), type, settings);
   };
   return import_megatron({.source = flags.source,
                           .step = flags.step,

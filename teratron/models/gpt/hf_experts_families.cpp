@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "teratron/base/config/layer_pattern.h"
+#include "teratron/base/error.h"
 #include "teratron/models/gpt/hf_keys.h"
 
 namespace teratron::gpt_hf_keys {
@@ -70,17 +71,17 @@ void read_sparse_layers(std::string_view key, HfConfig& config) {
   config.settings["moe_layer_freq"] = to_layer_pattern(pattern);
 }
 
-std::vector<int64_t> pattern_of(HfConfig& config) {
-  const std::string text = config.settings.at("moe_layer_freq");
-  const int64_t layers = config.size("num_layers");
+// 1: the layer has experts.
+std::vector<int64_t> pattern_of(HfConfig& config, int64_t layers) {
+  const std::string text = config.settings.value("moe_layer_freq", "1");
   auto pattern = layers > most_expert_layers ? std::nullopt : parse_layer_pattern(text, layers);
-  if (!pattern) config.problem("moe_layer_freq is {}", text);
+  if (!pattern) config.problem("moe_layer_freq = '{}' does not fit {} layers", printable(text), layers);
   return pattern.value_or(std::vector<int64_t>());
 }
 
 void write_sparse_layers(std::string_view key, HfConfig& config) {
   json only = json::array();
-  const std::vector<int64_t> pattern = pattern_of(config);
+  const std::vector<int64_t> pattern = pattern_of(config, config.size("num_layers"));
   for (size_t layer = 0; layer < pattern.size(); ++layer) {
     if (pattern[layer] == 0) only.push_back(layer);
   }
@@ -88,9 +89,16 @@ void write_sparse_layers(std::string_view key, HfConfig& config) {
 }
 
 void write_all_sparse(std::string_view, HfConfig& config) {
-  const std::vector<int64_t> pattern = pattern_of(config);
+  const std::vector<int64_t> pattern = pattern_of(config, config.size("num_layers"));
   if (std::ranges::find(pattern, 0) != pattern.end())
     config.problem("moe_layer_freq is {}", config.settings.at("moe_layer_freq").dump());
+}
+
+HfLayerKinds layer_kinds(HfConfig& config, int64_t layers) {
+  HfLayerKinds kinds;
+  for (const int64_t experts : pattern_of(config, layers))
+    kinds.push_back({experts != 0 ? "experts" : "mlp"});
+  return kinds;
 }
 
 void write_no_shared(std::string_view, HfConfig& config) {
@@ -100,15 +108,18 @@ void write_no_shared(std::string_view, HfConfig& config) {
 // clang-format off
 
 const std::vector<HfKey> attention_keys = {
-    {"mlp_bias", "", no}, {"attention_bias", "", no}, {"", "add_bias_linear", no},
+    key_is("mlp_bias", false), key_is("attention_bias", false), setting_is("add_bias_linear", false),
     {"", "moe_router_score_function", {.export_only = true, .write = write_router}}};
 
 const std::vector<HfKey> mixtral_keys = {
     {"intermediate_size", ffn, {.read = read_mixtral_ffn, .write = write_mixtral_ffn}},
-    {"num_local_experts", "num_experts", {.otherwise = 8}}, {"num_experts_per_tok", "moe_router_topk", {.otherwise = 2}},
+    {"num_local_experts", "num_experts", {.otherwise = 8}},
+    {"num_experts_per_tok", "moe_router_topk", {.otherwise = 2}},
     {"rms_norm_eps", "norm_epsilon", {.otherwise = 1e-5}},
-    {"", "moe_router_pre_softmax", {.must_be = false}}, {"", "moe_layer_freq", {.export_only = true, .write = write_all_sparse}},
-    {"", shared_ffn, {.export_only = true, .write = write_no_shared}}, {"", "add_qkv_bias", no}, {"", "qk_layernorm", never},
+    setting_is("moe_router_pre_softmax", false),
+    {"", "moe_layer_freq", {.export_only = true, .write = write_all_sparse}},
+    {"", shared_ffn, {.export_only = true, .write = write_no_shared}}, setting_is("add_qkv_bias", false),
+    only_without("qk_layernorm"),
     {"sliding_window", "window_size", windows}};
 
 const std::vector<HfKey> qwen_moe_keys = {
@@ -117,29 +128,35 @@ const std::vector<HfKey> qwen_moe_keys = {
     {"decoder_sparse_step", "moe_layer_freq", {.read = read_sparse_layers, .write = write_sparse_layers}}};
 const std::vector<HfKey> qwen2_moe_keys = {
     {"num_experts", "num_experts", {.otherwise = 60}}, {"shared_expert_intermediate_size", shared_ffn},
-    {"", "moe_shared_expert_gate", yes}, {"qkv_bias", "add_qkv_bias", {.otherwise = true}},
-    {"", "qk_layernorm", never}, {"layer_types", "window_size", windows}};
+    setting_is("moe_shared_expert_gate", true), {"qkv_bias", "add_qkv_bias", {.otherwise = true}},
+    only_without("qk_layernorm"), {"layer_types", "window_size", windows}};
 const std::vector<HfKey> qwen3_moe_keys = {
     {"num_experts", "num_experts", {.read = read_qwen3_experts, .write = write_qwen3_experts}},
-    {"use_sliding_window", "", no}, {"", "window_size", no_windows}, {"", shared_ffn, {.export_only = true, .write = write_no_shared}},
-    {"", "add_qkv_bias", no}, {"", "qk_layernorm", yes}};
+    key_is("use_sliding_window", false), {"", "window_size", no_windows},
+    {"", shared_ffn, {.export_only = true, .write = write_no_shared}},
+    setting_is("add_qkv_bias", false), setting_is("qk_layernorm", true)};
 
-const HfTensorOptions in_experts = {.in = HfFeedForward::experts};
+const HfTensorOptions in_experts = {.in = "experts"};
 
 const std::vector<HfTensorRow> mixtral_experts = {
     {"mlp.router.weight", same, {"block_sparse_moe.gate.weight"}, {"num_experts", hidden}, in_experts},
     {"mlp.experts.#.linear_fc1.weight", concat,
-     {"block_sparse_moe.experts.#.w1.weight", "block_sparse_moe.experts.#.w3.weight"}, {expert_ffn, hidden}, in_experts},
-    {"mlp.experts.#.linear_fc2.weight", same, {"block_sparse_moe.experts.#.w2.weight"}, {hidden, expert_ffn}, in_experts}};
+     {"block_sparse_moe.experts.#.w1.weight", "block_sparse_moe.experts.#.w3.weight"}, {expert_ffn, hidden},
+     in_experts},
+    {"mlp.experts.#.linear_fc2.weight", same, {"block_sparse_moe.experts.#.w2.weight"}, {hidden, expert_ffn},
+     in_experts}};
 const std::vector<HfTensorRow> qwen_experts = {
     {"mlp.router.weight", same, {"mlp.gate.weight"}, {"num_experts", hidden}, in_experts},
     {"mlp.experts.#.linear_fc1.weight", concat,
      {"mlp.experts.#.gate_proj.weight", "mlp.experts.#.up_proj.weight"}, {expert_ffn, hidden}, in_experts},
-    {"mlp.experts.#.linear_fc2.weight", same, {"mlp.experts.#.down_proj.weight"}, {hidden, expert_ffn}, in_experts}};
+    {"mlp.experts.#.linear_fc2.weight", same, {"mlp.experts.#.down_proj.weight"}, {hidden, expert_ffn},
+     in_experts}};
 const std::vector<HfTensorRow> shared_experts = {
     {"mlp.shared_experts.linear_fc1.weight", concat,
-     {"mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight"}, {shared_ffn, hidden}, in_experts},
-    {"mlp.shared_experts.linear_fc2.weight", same, {"mlp.shared_expert.down_proj.weight"}, {hidden, shared_ffn}, in_experts},
+     {"mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight"}, {shared_ffn, hidden},
+     in_experts},
+    {"mlp.shared_experts.linear_fc2.weight", same, {"mlp.shared_expert.down_proj.weight"},
+     {hidden, shared_ffn}, in_experts},
     {"mlp.shared_experts.gate_weight", same, {"mlp.shared_expert_gate.weight"}, {"1", hidden}, in_experts}};
 
 // clang-format on
@@ -163,11 +180,12 @@ const std::vector<HfFusedExperts> qwen_fused = {
 
 HfFamily with_experts(HfFamily family, std::initializer_list<const std::vector<HfTensorRow>*> experts) {
   const bool mixtral = family.model_type == "mixtral";
+  family.layer_kinds = layer_kinds;
   family.fused_experts = mixtral ? mixtral_fused : qwen_fused;
   if (mixtral) family.old_ends = {{"block_sparse_moe.gate.weight", "mlp.gate.weight"}};
   std::vector<HfTensorRow>& rows = family.tensors[1].rows;
   for (HfTensorRow& row : rows) {
-    if (row.name.starts_with("mlp.")) row.options.in = HfFeedForward::mlp;
+    if (row.name.starts_with("mlp.")) row.options.in = "mlp";
   }
   for (const std::vector<HfTensorRow>* list : experts) rows.insert(rows.end(), list->begin(), list->end());
   return family;

@@ -11,6 +11,7 @@
 
 namespace teratron::gpt_hf_keys {
 
+using namespace hf_rows;
 using nlohmann::json;
 
 // Without key: as many as heads.
@@ -297,16 +298,16 @@ void write_no_experts(std::string_view, HfConfig& config) {
 static const std::vector<HfKey>& common_keys() {
   static const std::vector<HfKey> keys = {
     {"initializer_range", "init_method_std", {.otherwise = 0.02}},
-    {"", "seq_length", {.derived = hf_rows::positions}},
+    {"", "seq_length", {.derived = positions}},
     {"", "num_experts", {.export_only = true, .write = write_no_experts}},
     {"", "rotary_percent", {.must_be = 1.0, .export_only = true}},
     {"", "position_embedding_offset", {.must_be = 0, .export_only = true}},
     {"", "norm_position", {.must_be = "input", .export_only = true}},
-    {"", "swiglu", hf_rows::never}, {"", "squared_relu", hf_rows::never}, {"", "geglu", hf_rows::never},
-    {"", "relu", hf_rows::never}, {"", "rotary_interleaved", hf_rows::never}, {"", "parallel_residual", hf_rows::never},
-    {"", "qk_layernorm", hf_rows::never}, {"", "qk_layernorm_all_heads", hf_rows::never},
-    {"", "embedding_layernorm", hf_rows::never}, {"", "scale_embeddings", hf_rows::never},
-    {"", "apply_layernorm_1p", hf_rows::never}, {"", "apply_residual_connection_post_layernorm", hf_rows::never}};
+    only_without("swiglu"), only_without("squared_relu"), only_without("geglu"),
+    only_without("relu"), only_without("rotary_interleaved"), only_without("parallel_residual"),
+    only_without("qk_layernorm"), only_without("qk_layernorm_all_heads"),
+    only_without("embedding_layernorm"), only_without("scale_embeddings"),
+    only_without("apply_layernorm_1p"), only_without("apply_residual_connection_post_layernorm")};
   return keys;
 }
 // clang-format on

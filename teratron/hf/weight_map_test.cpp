@@ -1,4 +1,4 @@
-#include "teratron/hf/model.h"
+#include "teratron/hf/weight_map.h"
 
 #include <gtest/gtest.h>
 
@@ -231,6 +231,99 @@ TEST(HfTensors, OfSeveralStacks) {
   pooled.settings["pooled"] = true;
   EXPECT_EQ(hf_tensors(pooled, 99).size(), hf_tensors(model, 99).size() + 1);
   EXPECT_THROW(hf_tensors(model, 1), UserError) << "more layers than tensors";
+}
+
+// Layers of two kinds in turn, of which the last has experts, and settings in objects of config.json.
+HfFamily hybrid() {
+  return {
+      .model_type = "hybrid",
+      .architecture = "Hybrid",
+      .prefix = "",
+      .keys = {},
+      .tensors =
+          {{"decoder.layers.*.",
+            "layers.*.",
+            {{"norm.weight", HfRule::same, {"norm.weight"}, {"hidden_size"}},
+             {"attention.weight",
+              HfRule::same,
+              {"attn.weight"},
+              {"hidden_size", "hidden_size"},
+              {.in = "attention"}},
+             {"mamba.weight", HfRule::same, {"ssm.weight"}, {"hidden_size"}, {.in = "mamba"}},
+             {"mlp.weight", HfRule::same, {"mlp.weight"}, {"hidden_size"}, {.in = "mlp"}},
+             {"experts.#.weight", HfRule::same, {"experts.#.weight"}, {"hidden_size"}, {.in = "experts"}}},
+            "num_layers"}},
+      .layer_kinds = [](HfConfig& config, int64_t layers) {
+        HfLayerKinds kinds;
+        for (int64_t i = 0; i < layers; ++i)
+          kinds.push_back({i % 2 == 0 ? "mamba" : "attention", i + 1 == layers ? "experts" : "mlp"});
+        if (layers % 2 != 0) config.problem("{} layers are odd", layers);
+        return kinds;
+      }};
+}
+
+TEST(HfTensors, OfLayersOfSeveralKinds) {
+  const HfFamily family = hybrid();
+  const auto names_with = [&](int64_t layers) {
+    const json settings = {{"num_layers", layers}, {"num_experts", 2}, {"hidden_size", 4}};
+    std::vector<std::string> names;
+    for (const HfTensor& tensor : hf_tensors({&family, settings, {}, "two"}, 99))
+      names.push_back(tensor.name);
+    return names;
+  };
+  EXPECT_EQ(names_with(2), (std::vector<std::string>{
+                               "decoder.layers.0.norm.weight", "decoder.layers.0.mamba.weight",
+                               "decoder.layers.0.mlp.weight", "decoder.layers.1.norm.weight",
+                               "decoder.layers.1.attention.weight", "decoder.layers.1.experts.0.weight",
+                               "decoder.layers.1.experts.1.weight"}));
+  EXPECT_NE(message_of<UserError>([&] { names_with(3); }).find("3 layers are odd"), std::string::npos);
+}
+
+// Settings in objects of config.json, one of them through functions that see the keys of their object alone.
+HfFamily nested() {
+  const auto read = [](std::string_view key, HfConfig& config) {
+    config.settings["num_attention_heads"] = config.get(key, nullptr);
+  };
+  const auto write = [](std::string_view key, HfConfig& config) {
+    config.keys[key] = config.settings["num_attention_heads"];
+    config.keys["beside"] = 1;
+  };
+  return {.model_type = "nested",
+          .architecture = "Nested",
+          .prefix = "",
+          .keys = {{"text_config.hidden_size", "hidden_size"},
+                   {"text_config.rope.theta", "rotary_base", {.otherwise = 10000}},
+                   {"vision_config.heads", "num_attention_heads", {.read = read, .write = write}},
+                   {"vision_config.kind", "", {.must_be = "vit"}}},
+          .tensors = {},
+          .family = "nested"};
+}
+
+TEST(HfConfigTest, KeysInsideObjects) {
+  const std::vector<HfFamily> families = {nested()};
+  const auto read = [&](const json& keys) {
+    return parse_hf_config(keys.dump(), "config.json", families).settings;
+  };
+  const json config = {{"model_type", "nested"},
+                       {"text_config", {{"hidden_size", 8}, {"rope", {{"theta", 500}}}}},
+                       {"vision_config", {{"heads", 2}, {"kind", "vit"}}}};
+  const json settings = read(config);
+  EXPECT_EQ(settings, (json{{"hidden_size", 8}, {"rotary_base", 500}, {"num_attention_heads", 2}}));
+  EXPECT_EQ(read(changed(config, {{"text_config", {{"rope", nullptr}}}}))["rotary_base"], 10000);
+  json written = changed(config, {{"vision_config", {{"beside", 1}}}});
+  written["vision_config"].erase("kind");
+  written.erase("model_type");
+  const json saved = changed(settings, {{"model_family", "nested"}});
+  EXPECT_EQ(hf_model_of({.path = "p", .config = saved.dump()}, families).keys, written);
+  const auto error_of = [&](const json& patch) {
+    return message_of<UserError>([&] { read(changed(config, patch)); });
+  };
+  EXPECT_NE(error_of({{"text_config", nullptr}}).find("'text_config.hidden_size' is missing"),
+            std::string::npos);
+  EXPECT_NE(error_of({{"text_config", {{"rope", 3}}}}).find("'text_config.rope' is not an object"),
+            std::string::npos);
+  EXPECT_NE(error_of({{"vision_config", {{"heads", "x"}}}}).find("'vision_config.heads' = \"x\""),
+            std::string::npos);
 }
 
 TEST(HfMap, RowsNameSettings) {

@@ -1,6 +1,8 @@
-// T5's model_types of Hugging Face: t5 (v1.0, v1.1) and mt5, whose positions are relative. Megatron-LM's own
-// T5, with learned positions, LayerNorm and scaled scores, is none of them.
+// T5 in files of other programs: Hugging Face's model_types t5 (v1.0, v1.1) and mt5, whose positions are
+// relative; Megatron-LM's checkpoints, whose T5 has learned positions, LayerNorm and scaled scores.
+#include "teratron/models/family_formats.h"
 #include "teratron/models/hf_rows.h"
+#include "teratron/models/megatron_rows.h"
 
 namespace teratron {
 
@@ -106,7 +108,8 @@ void write_mt5_output(std::string_view key, HfConfig& config) {
 constexpr std::string_view inner = "num_attention_heads*kv_channels";
 
 std::vector<HfKey> t5_keys(bool mt5) {
-  const auto read_output = mt5 ? read_mt5_output : read_t5_output, write_output = mt5 ? write_mt5_output : write_t5_output;
+  const auto read_output = mt5 ? read_mt5_output : read_t5_output;
+  const auto write_output = mt5 ? write_mt5_output : write_t5_output;
   return {
     {"num_layers", "num_layers"}, {"", "encoder_num_layers", {.derived = "num_layers"}},
     {"num_decoder_layers", "decoder_num_layers", {.derived = "num_layers"}},
@@ -118,15 +121,17 @@ std::vector<HfKey> t5_keys(bool mt5) {
     {"relative_attention_max_distance", "relative_attention_max_distance", {.otherwise = 128}},
     {"layer_norm_epsilon", "norm_epsilon", {.otherwise = 1e-6}},
     {"dropout_rate", "hidden_dropout", {.read = read_dropout, .write = write_dropout}},
-    {"feed_forward_proj", "relu", {.read = mt5 ? read_mt5_feed_forward : read_t5_feed_forward, .write = write_feed_forward}},
+    {"feed_forward_proj", "relu",
+     {.read = mt5 ? read_mt5_feed_forward : read_t5_feed_forward, .write = write_feed_forward}},
     {tied_key, untied, {.read = read_output, .write = write_output}},
-    {"is_encoder_decoder", "", yes}, {"is_decoder", "", no},
+    key_is("is_encoder_decoder", true), key_is("is_decoder", false),
     {"", "lm_head_bias", {.must_be = false, .write = [](std::string_view, HfConfig&) {}}},
-    {"", "position_embedding_type", {.must_be = "relative"}}, {"", "softmax_scale", {.must_be = 1.0}},
-    {"", "normalization", {.must_be = "RMSNorm"}}, {"", "add_bias_linear", no}, {"", "group_query_attention", no},
-    {"", "norm_position", {.must_be = "input", .export_only = true}}, {"", "add_qkv_bias", never},
-    {"", "squared_relu", never}, {"", "qk_layernorm", never}, {"", "apply_layernorm_1p", never},
-    {"", "apply_residual_connection_post_layernorm", never}};
+    setting_is("position_embedding_type", "relative"), setting_is("softmax_scale", 1.0),
+    setting_is("normalization", "RMSNorm"), setting_is("add_bias_linear", false),
+    setting_is("group_query_attention", false),
+    {"", "norm_position", {.must_be = "input", .export_only = true}}, only_without("add_qkv_bias"),
+    only_without("squared_relu"), only_without("qk_layernorm"), only_without("apply_layernorm_1p"),
+    only_without("apply_residual_connection_post_layernorm")};
 }
 
 const HfTensorOptions gated = {.when = {"geglu", "swiglu"}}, plain = {.unless = {"geglu", "swiglu"}};
@@ -149,12 +154,14 @@ const std::vector<HfTensorRow> cross_attention = {
 const std::vector<HfTensorRow> encoder_mlp = {
     t5_norm("pre_mlp_layernorm.weight", "1.layer_norm.weight"),
     {"mlp.linear_fc1.weight", same, {"1.DenseReluDense.wi.weight"}, {ffn, hidden}, plain},
-    {"mlp.linear_fc1.weight", concat, {"1.DenseReluDense.wi_0.weight", "1.DenseReluDense.wi_1.weight"}, {ffn, hidden}, gated},
+    {"mlp.linear_fc1.weight", concat, {"1.DenseReluDense.wi_0.weight", "1.DenseReluDense.wi_1.weight"},
+     {ffn, hidden}, gated},
     {"mlp.linear_fc2.weight", same, {"1.DenseReluDense.wo.weight"}, {hidden, ffn}}};
 const std::vector<HfTensorRow> decoder_mlp = {
     t5_norm("pre_mlp_layernorm.weight", "2.layer_norm.weight"),
     {"mlp.linear_fc1.weight", same, {"2.DenseReluDense.wi.weight"}, {ffn, hidden}, plain},
-    {"mlp.linear_fc1.weight", concat, {"2.DenseReluDense.wi_0.weight", "2.DenseReluDense.wi_1.weight"}, {ffn, hidden}, gated},
+    {"mlp.linear_fc1.weight", concat, {"2.DenseReluDense.wi_0.weight", "2.DenseReluDense.wi_1.weight"},
+     {ffn, hidden}, gated},
     {"mlp.linear_fc2.weight", same, {"2.DenseReluDense.wo.weight"}, {hidden, ffn}}};
 const HfTensorRow t5_biases = {"relative_attention_bias.weight", same, {"relative_attention_bias.weight"},
                             {"relative_attention_num_buckets", heads}};
@@ -186,19 +193,50 @@ std::vector<HfTensorGroup> t5_tensors() {
           {"", "", {{"output_layer.weight", same, {"lm_head.weight"}, {vocab, hidden}, {.when = {untied}}}}}};
 }
 
+HfFamily hf_family(std::string_view type, std::string_view architecture) {
+  return {.model_type = type,
+          .architecture = std::string(architecture),
+          .prefix = "",
+          .keys = t5_keys(type == "mt5"),
+          .tensors = t5_tensors(),
+          .buffers = {"EncDecAttention.relative_attention_bias.weight"},
+          .unties = "lm_head.weight",
+          .peft_task = "SEQ_2_SEQ_LM",
+          .has_decoder_start = true};
+}
+
+// Self-attention, attention to the encoder, MLP.
+std::vector<MegatronRow> decoder_layer() {
+  using namespace megatron_rows;
+  return megatron_rows::joined(
+      {attention,
+       {{"pre_cross_attn_layernorm.",
+         "post_attention_norm.",
+         {"post_attention_layernorm.", "cross_attention.linear_q.layer_norm_"}},
+        {.ours = "cross_attention.linear_q.", .legacy = "inter_attention.query.", .linear = true},
+        {.ours = "cross_attention.linear_kv.", .legacy = "inter_attention.key_value.", .linear = true},
+        {.ours = "cross_attention.linear_proj.", .legacy = "inter_attention.dense.", .linear = true},
+        mlp_norm("post_inter_attention_norm.", "post_inter_attention_layernorm.")},
+       mlp});
+}
+
 }  // namespace
 
-std::vector<HfFamily> t5_hf_families() {
-  const auto family = [](std::string_view type, std::string_view architecture) {
-    return HfFamily{.model_type = type,
-                    .architecture = std::string(architecture),
-                    .prefix = "",
-                    .keys = t5_keys(type == "mt5"),
-                    .tensors = t5_tensors(),
-                    .buffers = {"EncDecAttention.relative_attention_bias.weight"},
-                    .unties = "lm_head.weight"};
-  };
-  return {family("t5", "T5ForConditionalGeneration"), family("mt5", "MT5ForConditionalGeneration")};
+FamilyFormats t5_formats() {
+  const std::vector<MegatronRow> relative = {{"encoder_relative_pos_emb.relative_attention_bias."},
+                                             {"decoder_relative_pos_emb.relative_attention_bias."}};
+  return {
+      .hf = {hf_family("t5", "T5ForConditionalGeneration"), hf_family("mt5", "MT5ForConditionalGeneration")},
+      .megatron =
+          MegatronModel{.embeddings = megatron_rows::joined({megatron_rows::embeddings, relative}),
+                        .stacks = {{.ours = "encoder",
+                                    .legacy = "encoder",
+                                    .other = {"transformer"},
+                                    .layer = megatron_rows::layer()},
+                                   {.ours = "decoder", .legacy = "decoder", .layer = decoder_layer()}},
+                        .heads = megatron_rows::output,
+                        .signs = {"inter_attention.", "cross_attention."},
+                        .tokenizer = "BertWordPieceLowerCase"}};
 }
 
 }  // namespace teratron

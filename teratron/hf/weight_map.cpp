@@ -1,4 +1,4 @@
-#include "teratron/hf/model.h"
+#include "teratron/hf/weight_map.h"
 
 #include <algorithm>
 #include <map>
@@ -6,8 +6,8 @@
 
 #include <fmt/ranges.h>
 
-#include "teratron/base/config/layer_pattern.h"
 #include "teratron/base/json.h"
+#include "teratron/models/family_formats.h"
 #include "teratron/settings/arguments.h"
 
 namespace teratron {
@@ -15,6 +15,24 @@ namespace teratron {
 using nlohmann::json;
 
 namespace {
+
+// Calls `use(row, config)` where the row's key is one of `config.keys`: inside the objects that a dotted key
+// names.
+template <typename Use>
+void in_object(HfKey row, HfConfig& config, const Use& use) {
+  const size_t dot = row.key.find('.');
+  if (dot == row.key.npos) return use(row, config);
+  const std::string name(row.key.substr(0, dot));
+  row.key.remove_prefix(dot + 1);
+  json inner = config.has(name) ? config.keys[name] : json::object();
+  if (!inner.is_object()) return config.problem("'{}{}' is not an object", config.object, name);
+  std::swap(config.keys, inner);
+  const std::string outer = std::exchange(config.object, config.object + name + ".");
+  in_object(row, config, use);
+  config.object = outer;
+  std::swap(config.keys, inner);
+  if (!inner.empty()) config.keys[name] = std::move(inner);
+}
 
 void read_key(const HfKey& row, HfConfig& config) {
   const auto& [key, setting, options] = row;
@@ -36,7 +54,8 @@ void read_key(const HfKey& row, HfConfig& config) {
   if (setting.empty()) return;
   const auto [entry, is_new] = config.settings.emplace(setting, value);
   if (is_new || *entry == value) return;
-  config.problem("'{}' = {} is not supported where {} is {}", key, value.dump(), setting, entry->dump());
+  config.problem("'{}{}' = {} is not supported where {} is {}", config.object, key, value.dump(), setting,
+                 entry->dump());
 }
 
 void write_key(const HfKey& row, const CheckpointInfo& info, HfConfig& config) {
@@ -69,18 +88,6 @@ std::string in_layer(std::string_view prefix, int64_t layer) {
   if (star == name.npos) return name;
   const bool next = name.compare(star, 3, "*+1") == 0;
   return name.replace(star, next ? 3 : 1, std::to_string(next ? layer + 1 : layer));
-}
-
-// 1: the layer has experts; empty: none has.
-std::vector<int64_t> expert_layers(const HfModel& model, int64_t layers) {
-  if (model.settings.value("num_experts", json()).is_null()) return {};
-  const std::string pattern = model.settings.value("moe_layer_freq", "1");
-  const auto parsed = parse_layer_pattern(pattern, layers);
-  if (!parsed)
-    throw checkpoint_error(
-        {.what = fmt::format("moe_layer_freq = '{}' does not fit {} layers", printable(pattern), layers),
-         .where = model.where});
-  return *parsed;
 }
 
 HfTensor weight_of(const HfTensorRow& row, const json& settings) {
@@ -129,11 +136,11 @@ bool has_architecture(const HfConfig& config, const std::string& name) {
 }
 
 // Of the model_type: the class that config.json names, else the first.
-const HfFamily& family_of(HfConfig& config, const std::string& where) {
+const HfFamily& family_of(HfConfig& config, std::span<const HfFamily> families, const std::string& where) {
   const std::string type = config.get("model_type", "");
   const HfFamily* first = nullptr;
   std::vector<std::string_view> known;
-  for (const HfFamily& family : hf_families()) {
+  for (const HfFamily& family : families) {
     if (std::ranges::find(known, family.model_type) == known.end()) known.push_back(family.model_type);
     if (type != family.model_type) continue;
     if (has_architecture(config, family.architecture)) return family;
@@ -146,9 +153,10 @@ const HfFamily& family_of(HfConfig& config, const std::string& where) {
 }
 
 // The one that the weights came from first, if several have the settings.
-std::vector<const HfFamily*> families_of(std::string_view trained, const json& config) {
+std::vector<const HfFamily*> candidates_of(const json& config, std::span<const HfFamily> families) {
+  const std::string trained = saved_family(config);
   std::vector<const HfFamily*> found;
-  for (const HfFamily& family : hf_families()) {
+  for (const HfFamily& family : families) {
     if (family.family == trained) found.push_back(&family);
   }
   const std::string origin = config.value("hf_model_type", "");
@@ -164,11 +172,12 @@ std::string of_expert(std::string_view name, int64_t expert) {
   return sign == whole.npos ? whole : whole.replace(sign, 1, std::to_string(expert));
 }
 
-HfModel parse_hf_config(const std::string& text, const std::string& where) {
+HfModel parse_hf_config(const std::string& text, const std::string& where,
+                        std::span<const HfFamily> families) {
   HfConfig config{.keys = parse_json(text, {.where = where, .kind = ExitCode::checkpoint})};
   if (!config.keys.is_object()) throw checkpoint_error({.what = "not a JSON object", .where = where});
-  const HfFamily& family = family_of(config, where);
-  for (const HfKey& key : family.keys) read_key(key, config);
+  const HfFamily& family = family_of(config, families, where);
+  for (const HfKey& key : family.keys) in_object(key, config, read_key);
   if (config.has("quantization_config")) config.unsupported("quantization_config");
   if (config.problems.empty()) return {&family, std::move(config.settings), {}, where};
   std::vector<Problem> problems;
@@ -177,16 +186,17 @@ HfModel parse_hf_config(const std::string& text, const std::string& where) {
   throw UserError(ExitCode::checkpoint, std::move(problems));
 }
 
-HfModel hf_model_of(const CheckpointInfo& info) {
+HfModel hf_model_of(const CheckpointInfo& info, std::span<const HfFamily> families) {
   const std::string where = printable(info.path.string(), 4096);
   std::vector<std::string> unknown;
   const json settings = json::parse(to_json(arguments_from_json(info.config, where, &unknown)));
-  const std::string trained = json::parse(info.config).value("model_family", "gpt");
+  const json saved = json::parse(info.config);
   std::map<size_t, std::vector<std::string>> refusals;  // by number of problems
-  for (const HfFamily* const candidate : families_of(trained, json::parse(info.config))) {
+  for (const HfFamily* const candidate : candidates_of(saved, families)) {
     const HfFamily& family = *candidate;
     HfConfig config{.settings = settings};
-    for (const HfKey& key : family.keys) write_key(key, info, config);
+    for (const HfKey& key : family.keys)
+      in_object(key, config, [&info](const HfKey& row, HfConfig& keys) { write_key(row, info, keys); });
     for (const HfTensorGroup& group : family.tensors) {
       const std::string first = in_layer(group.ours, 0) + std::string(group.rows[0].name);
       if (!group.layers.empty() && group.span == HfLayers::all && !info.tensors.contains(first))
@@ -199,7 +209,7 @@ HfModel hf_model_of(const CheckpointInfo& info) {
   }
   if (refusals.empty())
     throw checkpoint_error(
-        {.what = fmt::format("models of family '{}' have no form in transformers", trained),
+        {.what = fmt::format("models of family '{}' have no form in transformers", saved_family(saved)),
          .where = where,
          .fix = "Use the checkpoint with the program that trained it"});
   throw checkpoint_error({.what = fmt::format("no Hugging Face model has these settings. Closest: {}",
@@ -252,29 +262,41 @@ void add_row(std::vector<HfTensor>& tensors, const HfTensorRow& row, const HfMod
   }
 }
 
+void check_counts(const HfModel& model, int64_t layers, size_t most) {
+  const int64_t experts = std::max<int64_t>(hf_size(model.settings, "num_experts"), 1);
+  if (layers <= static_cast<int64_t>(most) && experts <= static_cast<int64_t>(most)) return;
+  throw checkpoint_error(
+      {.what = fmt::format("{} layers{}, but only {} tensors", layers,
+                           experts > 1 ? fmt::format(" of {} experts", experts) : "", most),
+       .where = model.where});
+}
+
+// What each of a group's layers consists of; nothing if the model type does not say.
+HfLayerKinds kinds_of(const HfModel& model, const HfTensorGroup& group, int64_t layers) {
+  HfLayerKinds kinds(static_cast<size_t>(layers));
+  if (model.family->layer_kinds == nullptr || group.layers.empty()) return kinds;
+  HfConfig config{.settings = model.settings};
+  kinds = model.family->layer_kinds(config, layers);
+  if (!config.problems.empty()) throw checkpoint_error({.what = config.problems[0], .where = model.where});
+  return kinds;
+}
+
 }  // namespace
 
 std::vector<HfTensor> hf_tensors(const HfModel& model, size_t most_layers, std::string_view strip) {
   std::vector<HfTensor> tensors;
   for (const HfTensorGroup& group : model.family->tensors) {
     const int64_t layers = group.layers.empty() ? 1 : hf_size(model.settings, group.layers);
-    const int64_t experts = std::max<int64_t>(hf_size(model.settings, "num_experts"), 1);
-    if (layers > static_cast<int64_t>(most_layers) || experts > static_cast<int64_t>(most_layers))
-      throw checkpoint_error(
-          {.what = fmt::format("{} layers{}, but only {} tensors", layers,
-                               experts > 1 ? fmt::format(" of {} experts", experts) : "", most_layers),
-           .where = model.where});
-    const std::vector<int64_t> has_experts =
-        group.layers.empty() ? std::vector<int64_t>() : expert_layers(model, layers);
+    check_counts(model, layers, most_layers);
+    const HfLayerKinds kinds = kinds_of(model, group, layers);
     const std::string_view theirs = group.theirs.substr(group.theirs.starts_with(strip) ? strip.size() : 0);
     const int64_t begin = group.span == HfLayers::last ? layers - 1 : 0;
     const int64_t end = group.span == HfLayers::but_last ? layers - 1 : layers;
     for (int64_t layer = begin; layer < end; ++layer) {
-      const auto kind = !has_experts.empty() && has_experts[static_cast<size_t>(layer)] != 0
-                            ? HfFeedForward::experts
-                            : HfFeedForward::mlp;
+      const std::vector<std::string_view>& has = kinds.at(static_cast<size_t>(layer));
       for (const HfTensorRow& row : group.rows) {
-        if (row.options.in != HfFeedForward::any && row.options.in != kind) continue;
+        const std::string_view in = row.options.in;
+        if (!in.empty() && std::ranges::find(has, in) == has.end()) continue;
         add_row(tensors, row, model, {in_layer(group.ours, layer), in_layer(theirs, layer)});
       }
     }

@@ -5,6 +5,7 @@
 // cannot express: a model that would compute something else is never converted.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,11 +25,12 @@ struct HfModel {
   std::vector<std::string> notices = {};  // for export: what transformers computes slightly differently
 };
 
-/// `where` names the file in errors.
-HfModel parse_hf_config(const std::string& text, const std::string& where);
+/// `where` names the file in errors. The model points to one of `families`.
+HfModel parse_hf_config(const std::string& text, const std::string& where,
+                        std::span<const HfFamily> families = hf_families());
 
 /// The model in a checkpoint, from its settings; whether the tensors agree is for the caller to check.
-HfModel hf_model_of(const CheckpointInfo& info);
+HfModel hf_model_of(const CheckpointInfo& info, std::span<const HfFamily> families = hf_families());
 
 /// config.json for export.
 nlohmann::json hf_config(const HfModel& model, Dtype dtype);

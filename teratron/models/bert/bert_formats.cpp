@@ -1,6 +1,9 @@
-// BERT's model_types of Hugging Face: Megatron-BERT and BERT. Post-norm BERT is the encoder with residuals
-// after the norms (--apply-residual-connection-post-layernorm), each norm belonging to the layer after it.
+// BERT in files of other programs: Hugging Face's model_types bert and megatron-bert, and Megatron-LM's
+// checkpoints. Post-norm BERT is the encoder with residuals after the norms
+// (--apply-residual-connection-post-layernorm); each of its norms belongs to the layer after it.
+#include "teratron/models/family_formats.h"
 #include "teratron/models/hf_rows.h"
+#include "teratron/models/megatron_rows.h"
 
 namespace teratron {
 
@@ -37,7 +40,7 @@ void write_activation(std::string_view key, HfConfig& config) {
 std::vector<HfKey> bert_keys(bool post_norm) {
   return {
     {"num_hidden_layers", "num_layers"}, {"hidden_size", hidden}, {"num_attention_heads", heads},
-    {"intermediate_size", ffn}, {"max_position_embeddings", positions}, {"type_vocab_size", "", {.must_be = 2}},
+    {"intermediate_size", ffn}, {"max_position_embeddings", positions}, key_is("type_vocab_size", 2),
     {"vocab_size", vocab, {.rows_of = "embedding.word_embeddings.weight"}},
     {"hidden_act", "openai_gelu", {.read = read_activation, .write = write_activation}},
     {"layer_norm_eps", "norm_epsilon", {.otherwise = 1e-12}},
@@ -45,28 +48,35 @@ std::vector<HfKey> bert_keys(bool post_norm) {
     {"attention_probs_dropout_prob", "attention_dropout", {.otherwise = 0.1}},
     {"initializer_range", "init_method_std", {.otherwise = 0.02}},
     {"tie_word_embeddings", untied, {.otherwise = true, .negate = true}},
-    {"position_embedding_type", "", {.must_be = "absolute"}}, {"is_decoder", "", no}, {"add_cross_attention", "", no},
-    {"", "apply_residual_connection_post_layernorm", {.must_be = post_norm}}, {"", "bert_binary_head", yes},
-    {"", untied, no}, {"", "add_bias_linear", yes}, {"", "group_query_attention", no},
-    {"", "kv_channels", {.derived = "hidden_size/num_attention_heads"}}, {"", "seq_length", {.derived = positions}},
-    {"", "position_embedding_type", {.must_be = "learned_absolute"}}, {"", "normalization", {.must_be = "LayerNorm"}},
-    {"", "swiglu", never}, {"", "geglu", never}, {"", "squared_relu", never}, {"", "qk_layernorm", never},
-    {"", "apply_layernorm_1p", never}};
+    key_is("position_embedding_type", "absolute"), key_is("is_decoder", false),
+    key_is("add_cross_attention", false),
+    setting_is("apply_residual_connection_post_layernorm", post_norm), setting_is("bert_binary_head", true),
+    setting_is(untied, false), setting_is("add_bias_linear", true),
+    setting_is("group_query_attention", false),
+    {"", "kv_channels", {.derived = "hidden_size/num_attention_heads"}},
+    {"", "seq_length", {.derived = positions}},
+    setting_is("position_embedding_type", "learned_absolute"), setting_is("normalization", "LayerNorm"),
+    only_without("swiglu"), only_without("geglu"), only_without("squared_relu"), only_without("qk_layernorm"),
+    only_without("apply_layernorm_1p")};
 }
 
 const HfTensorGroup embeddings = {"embedding.", "bert.embeddings.", {
-    {"word_embeddings.weight", same, {"word_embeddings.weight"}, {vocab, hidden}, {.copies = {"cls.predictions.decoder.weight"}}},
+    {"word_embeddings.weight", same, {"word_embeddings.weight"}, {vocab, hidden},
+     {.copies = {"cls.predictions.decoder.weight"}}},
     {"position_embeddings.weight", same, {"position_embeddings.weight"}, {positions, hidden}},
     {"tokentype_embeddings.weight", same, {"token_type_embeddings.weight"}, {"2", hidden}}}};
 const HfTensorRow qkv = {"self_attention.linear_qkv.weight", qkv_grouped,
-    {"attention.self.query.weight", "attention.self.key.weight", "attention.self.value.weight"}, {hidden, hidden}, biased};
-const HfTensorRow projection = {"self_attention.linear_proj.weight", same, {"attention.output.dense.weight"}, {hidden, hidden}, biased};
+    {"attention.self.query.weight", "attention.self.key.weight", "attention.self.value.weight"},
+    {hidden, hidden}, biased};
+const HfTensorRow projection = {"self_attention.linear_proj.weight", same, {"attention.output.dense.weight"},
+    {hidden, hidden}, biased};
 const HfTensorRow fc1 = {"mlp.linear_fc1.weight", same, {"intermediate.dense.weight"}, {ffn, hidden}, biased};
 const HfTensorRow fc2 = {"mlp.linear_fc2.weight", same, {"output.dense.weight"}, {hidden, ffn}, biased};
 const HfTensorGroup tail = {"", "", {
     {"lm_head.dense.weight", same, {"cls.predictions.transform.dense.weight"}, {hidden, hidden}, biased},
     {"lm_head.layer_norm.weight", same, {"cls.predictions.transform.LayerNorm.weight"}, {hidden}, biased},
-    {"output_layer.bias", same, {"cls.predictions.bias"}, {vocab}, {.copies = {"cls.predictions.decoder.bias"}}},
+    {"output_layer.bias", same, {"cls.predictions.bias"}, {vocab},
+     {.copies = {"cls.predictions.decoder.bias"}}},
     {"pooler.dense.weight", same, {"bert.pooler.dense.weight"}, {hidden, hidden}, biased},
     {"binary_head.weight", same, {"cls.seq_relationship.weight"}, {"2", hidden}, biased}}};
 
@@ -108,21 +118,41 @@ std::vector<HfTensorGroup> post_norm_tensors() {
           tail};
 }
 
+HfFamily hf_family(std::string_view type, std::string_view architecture, bool post_norm) {
+  return {.model_type = type,
+          .architecture = std::string(architecture),
+          .prefix = "bert.",
+          .keys = bert_keys(post_norm),
+          .tensors = post_norm ? post_norm_tensors() : pre_norm_tensors(),
+          .buffers = {"embeddings.position_ids"},
+          .old_ends = {{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}}};
+}
+
+std::vector<MegatronRow> megatron_heads() {
+  return megatron_rows::joined(
+      {{{"pooler.dense.", "language_model/pooler/dense."}},
+       megatron_rows::output,
+       {{"lm_head.dense.", "lm_head/dense."},
+        {"lm_head.layer_norm.", "lm_head/norm.", {"lm_head.layernorm."}},
+        {.ours = "binary_head.", .legacy = "binary_head/", .setting = "bert_binary_head"}}});
+}
+
 }  // namespace
 
-std::vector<HfFamily> bert_hf_families() {
-  const auto family = [](std::string_view type, std::string_view architecture, bool post_norm) {
-    return HfFamily{
-        .model_type = type,
-        .architecture = std::string(architecture),
-        .prefix = "bert.",
-        .keys = bert_keys(post_norm),
-        .tensors = post_norm ? post_norm_tensors() : pre_norm_tensors(),
-        .buffers = {"embeddings.position_ids"},
-        .old_ends = {{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}}};
-  };
-  return {family("megatron-bert", "MegatronBertForPreTraining", false),
-          family("bert", "BertForPreTraining", true)};
+FamilyFormats bert_formats() {
+  return {.hf = {hf_family("megatron-bert", "MegatronBertForPreTraining", false),
+                 hf_family("bert", "BertForPreTraining", true)},
+          .hf_classifier =
+              HfTensorRow{
+                  "classification_head.weight", same, {"classifier.weight"}, {"num_classes", hidden}, biased},
+          .megatron = MegatronModel{.embeddings = megatron_rows::embeddings,
+                                    .stacks = {{.ours = "encoder",
+                                                .legacy = "encoder",
+                                                .other = {"transformer"},
+                                                .layer = megatron_rows::layer()}},
+                                    .heads = megatron_heads(),
+                                    .signs = {"lm_head.dense.", "tokentype_embeddings.", "binary_head."},
+                                    .tokenizer = "BertWordPieceLowerCase"}};
 }
 
 }  // namespace teratron

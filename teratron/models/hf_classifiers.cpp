@@ -1,6 +1,4 @@
-#include "teratron/models/classifier/hf_families.h"
-
-#include <algorithm>
+#include "teratron/models/hf_classifiers.h"
 
 #include "teratron/models/hf_rows.h"
 
@@ -49,35 +47,22 @@ std::string classifier_name(std::string_view architecture) {
   return std::string(architecture) + "ForSequenceClassification";
 }
 
-HfFamily classifier_of(HfFamily model, bool is_bert) {
+}  // namespace
+
+HfFamily classifier_of(HfFamily model, const HfTensorRow& head) {
   model.architecture = classifier_name(model.architecture);
-  model.family = is_bert ? "bert_classifier" : "gpt_classifier";
+  model.family += "_classifier";
+  model.peft_task = {};
   model.unties = {};
   for (HfTensorGroup& group : model.tensors) {
     std::erase_if(group.rows, [&](const HfTensorRow& row) { return is_head(group, row); });
     for (HfTensorRow& row : group.rows) row.options.copies = {};
   }
   std::erase_if(model.tensors, [](const HfTensorGroup& group) { return group.rows.empty(); });
-  const HfTensorRow head{"classification_head.weight",
-                         HfRule::same,
-                         {is_bert ? "classifier.weight" : "score.weight"},
-                         {"num_classes", hidden},
-                         is_bert ? biased : HfTensorOptions()};
   model.tensors.push_back({"", "", {head}});
-  model.keys.push_back({"", "num_classes", {.rows_of = "classification_head.weight", .read = read_nothing}});
+  model.keys.push_back({"", "num_classes", {.rows_of = head.name, .read = read_nothing}});
   model.keys.push_back({"id2label", "", {.read = read_labels, .write = write_labels}});
   return model;
-}
-
-}  // namespace
-
-std::vector<HfFamily> classifiers_of(const std::vector<HfFamily>& models) {
-  std::vector<HfFamily> classifiers;
-  for (const HfFamily& model : models) {
-    if (model.family == "gpt" || model.family == "bert")
-      classifiers.push_back(classifier_of(model, model.family == "bert"));
-  }
-  return classifiers;
 }
 
 }  // namespace teratron

@@ -1,5 +1,8 @@
-// GPT's model_types of Hugging Face: GPT-2, Llama, Mistral, Qwen2 (and 2.5), Qwen3, Gemma, OLMo 2.
+// GPT in files of other programs: Hugging Face's GPT-2, Llama, Mistral, Qwen2 (and 2.5), Qwen3, Gemma and
+// OLMo 2 (hf_experts_families.cpp and hf_layernorm_families.cpp have more), and Megatron-LM's checkpoints.
+#include "teratron/models/family_formats.h"
 #include "teratron/models/gpt/hf_keys.h"
+#include "teratron/models/megatron_rows.h"
 
 namespace teratron {
 
@@ -13,21 +16,27 @@ namespace {
 
 const HfTensorOptions qk_norm = {.when = {"qk_layernorm"}};
 const HfTensorOptions qkv_biased = {.bias = {"add_bias_linear", "add_qkv_bias"}};
-const HfTensorGroup head = {"", "", {{"output_layer.weight", same, {"lm_head.weight"}, {vocab, hidden}, {{untied}}}}};
+const HfTensorGroup head = {"", "",
+    {{"output_layer.weight", same, {"lm_head.weight"}, {vocab, hidden}, {{untied}}}}};
 
 const std::vector<HfKey> gpt2_keys = {
     {"n_layer", "num_layers"}, {"n_embd", hidden}, {"n_head", heads}, {"", "num_query_groups", groups},
     {"", "kv_channels", head_size}, {"n_inner", ffn, {.derived = "4*hidden_size"}},
     {"n_positions", positions}, {"n_ctx", positions, {.export_only = true}},
-    {"", "position_embedding_type", {.must_be = "learned_absolute"}}, {"", "window_size", no_windows},
-    {"", "normalization", {.must_be = "LayerNorm"}}, {"layer_norm_epsilon", "norm_epsilon", {.otherwise = 1e-5}},
-    {"activation_function", "bias_gelu_fusion", {.otherwise = "gelu_new", .values = gelu_names, .write = write_gelu}},
-    {"", "swiglu", no}, {"", "add_bias_linear", yes}, {"", "add_qkv_bias", {.otherwise = false}}, {"", "qk_layernorm", never},
-    {"attn_pdrop", "attention_dropout", {.otherwise = 0.1}}, {"resid_pdrop", "hidden_dropout", {.otherwise = 0.1}},
+    setting_is("position_embedding_type", "learned_absolute"), {"", "window_size", no_windows},
+    setting_is("normalization", "LayerNorm"), {"layer_norm_epsilon", "norm_epsilon", {.otherwise = 1e-5}},
+    {"activation_function", "bias_gelu_fusion",
+     {.otherwise = "gelu_new", .values = gelu_names, .write = write_gelu}},
+    setting_is("swiglu", false), setting_is("add_bias_linear", true),
+    {"", "add_qkv_bias", {.otherwise = false}}, only_without("qk_layernorm"),
+    {"attn_pdrop", "attention_dropout", {.otherwise = 0.1}},
+    {"resid_pdrop", "hidden_dropout", {.otherwise = 0.1}},
     {"embd_pdrop", "hidden_dropout", {.otherwise = 0.1, .export_only = true}},
     {"tie_word_embeddings", untied, {.otherwise = true, .negate = true}},
-    {"scale_attn_weights", "", yes}, {"scale_attn_by_inverse_layer_idx", "", no}, {"add_cross_attention", "", no},
-    {"vocab_size", vocab, embedded}, {"eos_token_id", vocab, {.export_only = true, .write = write_special_tokens}}};
+    key_is("scale_attn_weights", true), key_is("scale_attn_by_inverse_layer_idx", false),
+    key_is("add_cross_attention", false),
+    {"vocab_size", vocab, embedded},
+    {"eos_token_id", vocab, {.export_only = true, .write = write_special_tokens}}};
 
 const std::vector<HfTensorGroup> gpt2_tensors = {
     {"embedding.", "transformer.", {
@@ -44,53 +53,67 @@ const std::vector<HfTensorGroup> gpt2_tensors = {
     head};
 
 const std::vector<HfKey> llama_keys = {
-    {"num_hidden_layers", "num_layers"}, {"hidden_size", hidden}, {"intermediate_size", ffn}, {"vocab_size", vocab, embedded},
-    {"num_attention_heads", heads}, {"num_key_value_heads", "num_query_groups", groups}, {"head_dim", "kv_channels", head_size},
+    {"num_hidden_layers", "num_layers"}, {"hidden_size", hidden}, {"intermediate_size", ffn},
+    {"vocab_size", vocab, embedded},
+    {"num_attention_heads", heads}, {"num_key_value_heads", "num_query_groups", groups},
+    {"head_dim", "kv_channels", head_size},
     {"max_position_embeddings", positions, {.otherwise = 2048}},
     {"rope_parameters", "rotary_base", {.read = read_rope, .write = write_rope}},
-    {"", "normalization", {.must_be = "RMSNorm"}}, {"rms_norm_eps", "norm_epsilon", {.otherwise = 1e-6}},
+    setting_is("normalization", "RMSNorm"), {"rms_norm_eps", "norm_epsilon", {.otherwise = 1e-6}},
     {"hidden_act", "swiglu", {.otherwise = "silu", .values = {{"silu", true}}}},
-    {"attention_dropout", "attention_dropout", {.otherwise = 0.0}}, {"", "hidden_dropout", {.otherwise = 0.0}},
+    {"attention_dropout", "attention_dropout", {.otherwise = 0.0}},
+    {"", "hidden_dropout", {.otherwise = 0.0}},
     {"tie_word_embeddings", untied, {.otherwise = false, .negate = true}}};
 
 const std::vector<HfTensorGroup> llama_tensors = {
-    {"embedding.", "model.", {{"word_embeddings.weight", same, {"embed_tokens.weight"}, {vocab, hidden}, copied}}},
+    {"embedding.", "model.",
+     {{"word_embeddings.weight", same, {"embed_tokens.weight"}, {vocab, hidden}, copied}}},
     {"decoder.layers.*.", "model.layers.*.", {
         {"input_layernorm.weight", same, {"input_layernorm.weight"}, {hidden}},
         {"self_attention.linear_qkv.weight", qkv_grouped,
-         {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"}, {queries, hidden}, qkv_biased},
+         {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"}, {queries, hidden},
+         qkv_biased},
         {"self_attention.linear_proj.weight", same, {"self_attn.o_proj.weight"}, {hidden, queries}, biased},
         {"self_attention.q_layernorm.weight", same, {"self_attn.q_norm.weight"}, {"kv_channels"}, qk_norm},
         {"self_attention.k_layernorm.weight", same, {"self_attn.k_norm.weight"}, {"kv_channels"}, qk_norm},
         {"pre_mlp_layernorm.weight", same, {"post_attention_layernorm.weight"}, {hidden}},
-        {"mlp.linear_fc1.weight", concat, {"mlp.gate_proj.weight", "mlp.up_proj.weight"}, {ffn, hidden}, biased},
+        {"mlp.linear_fc1.weight", concat, {"mlp.gate_proj.weight", "mlp.up_proj.weight"}, {ffn, hidden},
+         biased},
         {"mlp.linear_fc2.weight", same, {"mlp.down_proj.weight"}, {hidden, ffn}, biased}}, "num_layers"},
     {"decoder.", "model.", {{"final_layernorm.weight", same, {"norm.weight"}, {hidden}}}},
     head};
 
-// Of the families like Llama, which differ in keys and settings alone.
+// Model types like Llama, which differ in keys and settings alone.
 const std::vector<HfKey> qwen3_keys = {
-    {"mlp_bias", "", no}, {"attention_bias", "", no}, {"", "add_bias_linear", no}, {"", "add_qkv_bias", no},
-    {"", "qk_layernorm", yes}, {"layer_types", "window_size", windows}};
+    key_is("mlp_bias", false), key_is("attention_bias", false), setting_is("add_bias_linear", false),
+    setting_is("add_qkv_bias", false),
+    setting_is("qk_layernorm", true), {"layer_types", "window_size", windows}};
 const std::vector<HfKey> qwen2_keys = {
-    {"", "add_bias_linear", no}, {"", "add_qkv_bias", yes}, {"", "qk_layernorm", never}, {"layer_types", "window_size", windows}};
+    setting_is("add_bias_linear", false), setting_is("add_qkv_bias", true), only_without("qk_layernorm"),
+    {"layer_types", "window_size", windows}};
 const std::vector<HfKey> llama_own_keys = {
-    {"mlp_bias", "add_bias_linear", {.otherwise = false}}, {"attention_bias", "add_bias_linear", {.otherwise = false}},
-    {"", "add_qkv_bias", {.otherwise = false, .write = write_qkv_bias}}, {"", "qk_layernorm", never},
+    {"mlp_bias", "add_bias_linear", {.otherwise = false}},
+    {"attention_bias", "add_bias_linear", {.otherwise = false}},
+    {"", "add_qkv_bias", {.otherwise = false, .write = write_qkv_bias}}, only_without("qk_layernorm"),
     {"", "window_size", no_windows}};
 const std::vector<HfKey> mistral_keys = {
-    {"mlp_bias", "", no}, {"attention_bias", "", no}, {"", "add_bias_linear", no}, {"", "add_qkv_bias", no},
-    {"", "qk_layernorm", never}, {"sliding_window", "window_size", windows}};
+    key_is("mlp_bias", false), key_is("attention_bias", false), setting_is("add_bias_linear", false),
+    setting_is("add_qkv_bias", false),
+    only_without("qk_layernorm"), {"sliding_window", "window_size", windows}};
 const std::vector<HfKey> gemma_keys = {
-    {"attention_bias", "", no}, {"use_bidirectional_attention", "", no}, {"", "add_bias_linear", no}, {"", "add_qkv_bias", no},
+    key_is("attention_bias", false), key_is("use_bidirectional_attention", false),
+    setting_is("add_bias_linear", false), setting_is("add_qkv_bias", false),
     {"", "window_size", no_windows}, {"head_dim", "kv_channels", {.otherwise = 256}},
-    {"hidden_act", "geglu", {.read = read_gemma_gelu, .write = write_gemma_gelu}}, {"", "swiglu", no},
-    {"", "scale_embeddings", yes}, {"", "apply_layernorm_1p", yes},
+    {"hidden_act", "geglu", {.read = read_gemma_gelu, .write = write_gemma_gelu}},
+    setting_is("swiglu", false),
+    setting_is("scale_embeddings", true), setting_is("apply_layernorm_1p", true),
     {"tie_word_embeddings", untied, {.otherwise = true, .negate = true}}};
 const std::vector<HfKey> olmo2_keys = {
-    {"attention_bias", "", no}, {"", "add_bias_linear", no}, {"", "add_qkv_bias", no}, {"", "window_size", no_windows},
-    {"rms_norm_eps", "norm_epsilon", {.otherwise = 1e-5}}, {"", "qk_layernorm", yes}, {"", "qk_layernorm_all_heads", yes},
-    {"", "norm_position", {.must_be = "output"}}};
+    key_is("attention_bias", false), setting_is("add_bias_linear", false), setting_is("add_qkv_bias", false),
+    {"", "window_size", no_windows},
+    {"rms_norm_eps", "norm_epsilon", {.otherwise = 1e-5}}, setting_is("qk_layernorm", true),
+    setting_is("qk_layernorm_all_heads", true),
+    setting_is("norm_position", "output")};
 // clang-format on
 
 // Norms are named by what they follow.
@@ -113,7 +136,9 @@ HfFamily gpt_hf_keys::llama_like(std::string_view type, std::string_view archite
           llama_tensors, {".rotary_emb.inv_freq"}};
 }
 
-std::vector<HfFamily> gpt_hf_families() {
+namespace {
+
+std::vector<HfFamily> hf_models() {
   std::vector<HfFamily> families = {{.model_type = "gpt2",
                                      .architecture = "GPT2LMHeadModel",
                                      .prefix = "transformer.",
@@ -129,7 +154,24 @@ std::vector<HfFamily> gpt_hf_families() {
   families.back().tensors = olmo2_tensors();
   for (HfFamily& family : experts_families()) families.push_back(std::move(family));
   for (HfFamily& family : layernorm_families()) families.push_back(std::move(family));
+  for (HfFamily& family : families) family.peft_task = "CAUSAL_LM";
   return families;
+}
+
+}  // namespace
+
+FamilyFormats gpt_formats() {
+  return {.hf = hf_models(),
+          .hf_classifier =
+              HfTensorRow{"classification_head.weight", same, {"score.weight"}, {"num_classes", hidden}},
+          .megatron = MegatronModel{.embeddings = megatron_rows::embeddings,
+                                    .stacks = {{.ours = "decoder",
+                                                .legacy = "encoder",
+                                                .other = {"transformer"},
+                                                .layer = megatron_rows::layer()}},
+                                    .heads = megatron_rows::output,
+                                    .has_core = true,
+                                    .tokenizer = "GPT2BPETokenizer"}};
 }
 
 }  // namespace teratron

@@ -1,0 +1,69 @@
+// Rows that the tables of several families share (megatron_model.h).
+#pragma once
+
+#include <initializer_list>
+
+#include "teratron/models/megatron_model.h"
+
+namespace teratron::megatron_rows {
+
+inline const std::vector<MegatronRow> embeddings = {
+    {"embedding.word_embeddings.", "language_model/embedding/word_embeddings/", {"word_embeddings."}},
+    {"embedding.position_embeddings.",
+     "language_model/embedding/position_embeddings/",
+     {"position_embeddings."}},
+    {"embedding.tokentype_embeddings.",
+     "language_model/embedding/tokentype_embeddings/",
+     {"tokentype_embeddings."}}};
+
+inline const std::vector<MegatronRow> attention = {
+    {"input_layernorm.",
+     "input_norm.",
+     {"self_attention.linear_qkv.layer_norm_", "self_attention.layernorm_qkv.layer_norm_"}},
+    {.ours = "self_attention.linear_qkv.",
+     .legacy = "self_attention.query_key_value.",
+     .other = {"attention.query_key_value.", "self_attention.layernorm_qkv."},
+     .linear = true},
+    {.ours = "self_attention.linear_proj.",
+     .legacy = "self_attention.dense.",
+     .other = {"attention.dense.", "self_attention.proj."},
+     .linear = true},
+    {"self_attention.q_layernorm.", "", {"self_attention.q_norm."}},
+    {"self_attention.k_layernorm.", "", {"self_attention.k_norm."}}};
+
+inline const std::vector<MegatronRow> mlp = {{.ours = "mlp.linear_fc1.",
+                                              .legacy = "mlp.dense_h_to_4h.",
+                                              .other = {"layernorm_mlp.fc1_"},
+                                              .linear = true},
+                                             {.ours = "mlp.linear_fc2.",
+                                              .legacy = "mlp.dense_4h_to_h.",
+                                              .other = {"layernorm_mlp.fc2_"},
+                                              .linear = true},
+                                             {"mlp.router."},
+                                             {"mlp.experts.#.linear_fc1."},
+                                             {"mlp.experts.#.linear_fc2."},
+                                             {"mlp.shared_experts.gate_weight"},
+                                             {"mlp.shared_experts.linear_fc1."},
+                                             {"mlp.shared_experts.linear_fc2."}};
+
+/// The norm before the MLP, by its name in legacy models.
+inline MegatronRow mlp_norm(std::string_view legacy, std::string_view v2) {
+  return {"pre_mlp_layernorm.", legacy, {v2, "mlp.linear_fc1.layer_norm_", "layernorm_mlp.layer_norm_"}};
+}
+
+inline const std::vector<MegatronRow> output = {
+    {.ours = "output_layer.weight", .legacy = "language_model/output_layer/weight", .linear = true},
+    {"output_layer.bias", "lm_head/bias", {"lm_head.output_layer.bias"}}};
+
+inline std::vector<MegatronRow> joined(std::initializer_list<std::vector<MegatronRow>> parts) {
+  std::vector<MegatronRow> rows;
+  for (const std::vector<MegatronRow>& part : parts) rows.insert(rows.end(), part.begin(), part.end());
+  return rows;
+}
+
+/// Self-attention and an MLP or experts.
+inline std::vector<MegatronRow> layer() {
+  return joined({attention, {mlp_norm("post_attention_norm.", "post_attention_layernorm.")}, mlp});
+}
+
+}  // namespace teratron::megatron_rows
