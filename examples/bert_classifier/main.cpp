@@ -183,12 +183,10 @@ int main(int argc, char** argv) {
       .args_defaults = {{"tokenizer_type", "BertWordPieceLowerCase"}, {"lr", "2e-5"}},
       .check = std::bind_front(check, std::cref(settings)),
       .plan = std::bind_front(make_plan, std::cref(settings)),
-      .datasets = std::bind_front(make_datasets, std::cref(settings))};
+      .datasets = std::bind_front(make_datasets, std::cref(settings)),
+      .finetunes = bert_classifier_family().finetunes};
   const auto step = [&settings](const Registry::Context&) {
     return std::make_unique<ClassificationStep>(settings.target());
   };
-  const Finetuning pretrained{.family = "bert",
-                              .starts_anew = {"classification_head.", "pooler."},
-                              .left_out = {"lm_head.", "output_layer.", "binary_head."}};
-  return teratron::main(argc, argv, {.families = {family}, .train_step = step, .finetuning = pretrained});
+  return teratron::main(argc, argv, {.families = {family}, .train_step = step});
 }

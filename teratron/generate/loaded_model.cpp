@@ -8,7 +8,7 @@
 #include "teratron/generate/model_ranks.h"
 #include "teratron/hf/hf_checkpoint.h"
 #include "teratron/hf/peft.h"
-#include "teratron/models/classifier/classifier_families.h"
+#include "teratron/models/family.h"
 #include "teratron/models/weights.h"
 #include "teratron/settings/checkpoint_args.h"
 #include "teratron/settings/checks/validate.h"

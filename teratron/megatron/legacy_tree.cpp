@@ -9,7 +9,7 @@ namespace teratron {
 
 namespace {
 
-constexpr std::string_view root = "language_model";
+constexpr std::string_view language_model = "language_model";
 
 // Layers [begin, end) of a stack, and whether the final norm follows.
 struct Span {
@@ -35,7 +35,7 @@ class EntryList {
   }
 
   void add_stack(const MegatronStack& stack, Span layers) {
-    const std::vector<std::string> path = {std::string(root), std::string(stack.legacy)};
+    const std::vector<std::string> path = {std::string(language_model), std::string(stack.legacy)};
     for (int64_t i = layers.begin; i < layers.end; ++i) {
       for (const MegatronRow& row : stack.layer) {
         if (row.legacy.empty()) continue;
@@ -133,20 +133,20 @@ std::vector<MegatronEntry> legacy_entries(const LegacyModel& legacy, int64_t sta
   const bool last = stage == stages.stages - 1;
   const bool with_embedding = stage == 0 || stage == first_end;
   EntryList list(legacy);
-  const auto add_heads = [&](bool in_root) {
+  const auto add_heads = [&](bool inside) {
     for (const MegatronRow& row : model.heads) {
-      if (last && row.legacy.starts_with(root) == in_root) list.add(row);
+      if (last && row.legacy.starts_with(language_model) == inside) list.add(row);
     }
   };
   if (with_embedding) {
     for (const MegatronRow& row : model.embeddings) list.add(row);
   }
   if (stage < first_end) list.add_stack(model.stacks[0], share(stages.layers[0], stage, first_end));
-  add_heads(/*in_root=*/true);
+  add_heads(/*inside=*/true);
   if (model.stacks.size() > 1 && stage >= stages.split)
     list.add_stack(model.stacks[1],
                    share(stages.layers[1], stage - stages.split, stages.stages - stages.split));
-  add_heads(/*in_root=*/false);
+  add_heads(/*inside=*/false);
   if (last && !with_embedding && !legacy.tensors->contains("output_layer.weight"))
     list.add({"embedding.word_embeddings.", "word_embeddings_for_head/"});
   return list.take();

@@ -19,15 +19,15 @@ using Kind = PickleValue::Kind;
 // How an argument and the setting of its name become each other. `read`: it is written in another form.
 // `write`: on import tensors or other arguments say it. `known`: both.
 enum class Way : uint8_t { both, read, write, known };
-// The models that have it; `experts`: read of models with experts alone.
-enum class In : uint8_t { all, legacy, core, experts };
+// The models that have it; `with_experts`: read of models with experts alone.
+enum class In : uint8_t { all, legacy, core, with_experts };
 
-struct Row {
+struct ArgRow {
   std::string_view name;
   Way way = Way::both;
   In models = In::all;
 
-  bool is_of_core() const { return models == In::core || models == In::experts; }
+  bool is_of_core() const { return models == In::core || models == In::with_experts; }
   bool is_written() const { return way == Way::both || way == Way::write; }
   bool is_read() const { return way == Way::both || way == Way::read; }
 };
@@ -35,78 +35,78 @@ struct Row {
 using enum Way;
 using enum In;
 
-constexpr Row rows[] = {{"num_layers", write},
-                        {"encoder_num_layers", known},
-                        {"decoder_num_layers", known},
-                        {"hidden_size", write},
-                        {"ffn_hidden_size", write},
-                        {"num_attention_heads"},
-                        {"kv_channels"},
-                        {"group_query_attention", write},
-                        {"num_query_groups", write},
-                        {"seq_length"},
-                        {"decoder_seq_length", read},
-                        {"max_position_embeddings"},
-                        {"position_embedding_type"},
-                        {"relative_attention_num_buckets", read},
-                        {"relative_attention_max_distance", read},
-                        {"rotary_percent"},
-                        {"rotary_base"},
-                        {"rotary_interleaved"},
-                        {"rotary_seq_len_interpolation_factor"},
-                        {"make_vocab_size_divisible_by"},
-                        {"normalization"},
-                        {"norm_epsilon"},
-                        {"apply_layernorm_1p"},
-                        {"apply_residual_connection_post_layernorm", both, legacy},
-                        {"qk_layernorm", both, core},
-                        {"openai_gelu"},
-                        {"squared_relu"},
-                        {"swiglu", write},
-                        {"bias_gelu_fusion"},
-                        {"add_bias_linear"},
-                        {"add_qkv_bias"},
-                        {"bert_binary_head"},
-                        {"untie_embeddings_and_output_weights"},
-                        {"apply_query_key_layer_scaling", write},
-                        {"attention_dropout"},
-                        {"hidden_dropout"},
-                        {"init_method_std"},
-                        {"weight_decay", write},
-                        {"clip_grad", write},
-                        {"adam_beta1", write},
-                        {"adam_beta2", write},
-                        {"adam_eps", write},
-                        {"micro_batch_size", write},
-                        {"global_batch_size", write},
-                        {"seed", write},
-                        {"vocab_file", write},
-                        {"merge_file", write},
-                        {"tokenizer_type", write},
-                        {"tokenizer_model", write},
-                        {"vocab_extra_ids", write},
-                        {"num_experts", write, core},
-                        {"moe_layer_freq", known, core},
-                        {"moe_ffn_hidden_size", write, core},
-                        {"moe_router_topk", both, experts},
-                        {"moe_router_score_function", both, experts},
-                        {"moe_router_pre_softmax", both, experts},
-                        {"moe_router_topk_scaling_factor", both, experts},
-                        {"moe_router_num_groups", both, experts},
-                        {"moe_router_group_topk", both, experts},
-                        {"moe_router_enable_expert_bias", write, core},
-                        {"moe_router_bias_update_rate", both, experts},
-                        {"moe_router_dtype", both, experts},
-                        {"moe_router_load_balancing_type", read, experts},
-                        {"moe_aux_loss_coeff", read, experts},
-                        {"moe_z_loss_coeff", both, experts},
-                        {"moe_input_jitter_eps", both, experts},
-                        {"moe_expert_capacity_factor", both, experts},
-                        {"moe_pad_expert_input_to_capacity", both, experts},
-                        {"moe_token_drop_policy", both, experts},
-                        {"moe_shared_expert_intermediate_size", write, core},
-                        {"moe_shared_expert_gate", write, core},
-                        {"moe_token_dispatcher_type", write, core}};
+constexpr ArgRow arg_rows[] = {{"num_layers", write},
+                               {"encoder_num_layers", known},
+                               {"decoder_num_layers", known},
+                               {"hidden_size", write},
+                               {"ffn_hidden_size", write},
+                               {"num_attention_heads"},
+                               {"kv_channels"},
+                               {"group_query_attention", write},
+                               {"num_query_groups", write},
+                               {"seq_length"},
+                               {"decoder_seq_length", read},
+                               {"max_position_embeddings"},
+                               {"position_embedding_type"},
+                               {"relative_attention_num_buckets", read},
+                               {"relative_attention_max_distance", read},
+                               {"rotary_percent"},
+                               {"rotary_base"},
+                               {"rotary_interleaved"},
+                               {"rotary_seq_len_interpolation_factor"},
+                               {"make_vocab_size_divisible_by"},
+                               {"normalization"},
+                               {"norm_epsilon"},
+                               {"apply_layernorm_1p"},
+                               {"apply_residual_connection_post_layernorm", both, legacy},
+                               {"qk_layernorm", both, core},
+                               {"openai_gelu"},
+                               {"squared_relu"},
+                               {"swiglu", write},
+                               {"bias_gelu_fusion"},
+                               {"add_bias_linear"},
+                               {"add_qkv_bias"},
+                               {"bert_binary_head"},
+                               {"untie_embeddings_and_output_weights"},
+                               {"apply_query_key_layer_scaling", write},
+                               {"attention_dropout"},
+                               {"hidden_dropout"},
+                               {"init_method_std"},
+                               {"weight_decay", write},
+                               {"clip_grad", write},
+                               {"adam_beta1", write},
+                               {"adam_beta2", write},
+                               {"adam_eps", write},
+                               {"micro_batch_size", write},
+                               {"global_batch_size", write},
+                               {"seed", write},
+                               {"vocab_file", write},
+                               {"merge_file", write},
+                               {"tokenizer_type", write},
+                               {"tokenizer_model", write},
+                               {"vocab_extra_ids", write},
+                               {"num_experts", write, core},
+                               {"moe_layer_freq", known, core},
+                               {"moe_ffn_hidden_size", write, core},
+                               {"moe_router_topk", both, with_experts},
+                               {"moe_router_score_function", both, with_experts},
+                               {"moe_router_pre_softmax", both, with_experts},
+                               {"moe_router_topk_scaling_factor", both, with_experts},
+                               {"moe_router_num_groups", both, with_experts},
+                               {"moe_router_group_topk", both, with_experts},
+                               {"moe_router_enable_expert_bias", write, core},
+                               {"moe_router_bias_update_rate", both, with_experts},
+                               {"moe_router_dtype", both, with_experts},
+                               {"moe_router_load_balancing_type", read, with_experts},
+                               {"moe_aux_loss_coeff", read, with_experts},
+                               {"moe_z_loss_coeff", both, with_experts},
+                               {"moe_input_jitter_eps", both, with_experts},
+                               {"moe_expert_capacity_factor", both, with_experts},
+                               {"moe_pad_expert_input_to_capacity", both, with_experts},
+                               {"moe_token_drop_policy", both, with_experts},
+                               {"moe_shared_expert_intermediate_size", write, core},
+                               {"moe_shared_expert_gate", write, core},
+                               {"moe_token_dispatcher_type", write, core}};
 
 json value_of(const PickleValue& value) {
   if (value.is(Kind::boolean)) return value.integer != 0;
@@ -148,7 +148,7 @@ json one_or_list(const json& values) {
 json core_args(const SavedArgs& saved) {
   const json& settings = saved.settings;
   json args = json::object();
-  for (const Row& row : rows) {
+  for (const ArgRow& row : arg_rows) {
     if (row.is_written() && row.is_of_core()) args[row.name] = or_null(settings, row.name);
   }
   args["use_mcore_models"] = true;
@@ -244,8 +244,8 @@ bool is_true(const json& value) {
 json saved_settings(const PickleValue* args) {
   json settings = json::object();
   const bool has_experts = is_true(saved_arg(args, "num_experts"));
-  for (const Row& row : rows) {
-    if (row.is_read() && (row.models != In::experts || has_experts)) take_row(args, row.name, settings);
+  for (const ArgRow& row : arg_rows) {
+    if (row.is_read() && (row.models != In::with_experts || has_experts)) take_row(args, row.name, settings);
   }
   // Names of earlier releases.
   if (const json old = saved_arg(args, "layernorm_epsilon");
@@ -272,8 +272,8 @@ void check_megatron_model(const json& settings, MegatronNames names, const std::
   const char* const models = is_core(names) ? "Megatron-Core's GPT" : "Megatron-LM's legacy models";
   std::vector<Problem> problems;
   const auto is_known = [names](const std::string& name) {
-    const Row* const row = std::ranges::find(rows, std::string_view(name), &Row::name);
-    if (row == std::end(rows) || row->way == Way::read) return false;
+    const ArgRow* const row = std::ranges::find(arg_rows, std::string_view(name), &ArgRow::name);
+    if (row == std::end(arg_rows) || row->way == Way::read) return false;
     return row->models == In::all || row->is_of_core() == is_core(names);
   };
   for (const std::string& name : model_fields()) {
@@ -297,7 +297,7 @@ void check_megatron_model(const json& settings, MegatronNames names, const std::
 
 void write_args(const SavedArgs& saved, PickleWriter& pickle) {
   json args = json::object();
-  for (const Row& row : rows) {
+  for (const ArgRow& row : arg_rows) {
     if (row.is_written() && !row.is_of_core()) args[row.name] = or_null(saved.settings, row.name);
   }
   derive_widths(args);

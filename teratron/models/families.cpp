@@ -50,6 +50,17 @@ IndexCache index_cache(const DataRequest& request) {
   return {IndexCache::Place::near_data, args.save ? *args.save + "/index_cache" : "", request.stop};
 }
 
+const Family& find_saved_family(std::string_view name) {
+  static const std::vector<Family> classifiers = [] {
+    std::vector<Family> all;
+    for (const Family& family : families()) {
+      if (family.classifier) all.push_back(family.classifier());
+    }
+    return all;
+  }();
+  return find_family(name, classifiers);
+}
+
 const Family& find_family(std::string_view name, std::span<const Family> more) {
   std::vector<std::string_view> names;
   for (const std::span<const Family> list : {more, families()}) {

@@ -13,6 +13,7 @@
 
 #include "teratron/data/dataset_builder.h"
 #include "teratron/data/indexed/index_cache.h"
+#include "teratron/models/finetuning.h"
 #include "teratron/models/model_plan.h"
 #include "teratron/settings/arguments.h"
 #include "teratron/tokenizer/tokenizer.h"
@@ -46,7 +47,12 @@ struct Family {
   /// `vocabulary`: the tokenizer's size.
   std::function<ModelPlan(const Arguments&, int64_t vocabulary)> plan;
   /// Called on the ranks that read data. The datasets fill the columns of ModelPlan::batch.
-  std::function<Datasets(const DataRequest&)> datasets;
+  std::function<Datasets(const DataRequest&)> datasets = nullptr;
+  /// From which checkpoints besides its own it is finetuned.
+  Finetuning finetunes = {};
+  bool learns_conversations = false;  // with --sft, as `teratron finetune NAME` trains it
+  /// A head on its model, trained on labelled texts by `teratron finetune NAME --task`; null: none.
+  Family (*classifier)() = nullptr;
 };
 
 /// The program that trains the family, for parse_arguments().
@@ -59,5 +65,7 @@ Problem no_experts();
 std::span<const Family> families();
 /// UserError(config) that lists the families if there is none of this name. `more` are a program's.
 const Family& find_family(std::string_view name, std::span<const Family> more = {});
+/// The family of a checkpoint's model: also a classifier's. UserError(config) if there is none of this name.
+const Family& find_saved_family(std::string_view name);
 
 }  // namespace teratron

@@ -5,7 +5,7 @@
 
 namespace teratron {
 
-/// The classifier on a model, of the family "<family>_classifier". `head` is the row of its own tensor, whose
+/// The classifier on a model, of the family "<family>_classifier". `head` is the row of its head, whose
 /// rows are the classes.
 HfFamily classifier_of(HfFamily model, const HfTensorRow& head);
 

@@ -1,4 +1,4 @@
-// Hugging Face's checkpoints as rows, each read in both directions by hf/weight_map.h: keys of config.json and
+// Hugging Face checkpoints as rows, each read in both directions by hf/weight_map.h: keys of config.json and
 // Megatron-LM's settings, tensors and Megatron-Core's. Each family (families.def) has its model_types in its
 // folder (models/gpt/gpt_formats.cpp).
 #pragma once

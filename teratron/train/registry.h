@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "teratron/models/family.h"
-#include "teratron/train/checkpoint/finetuning.h"
 #include "teratron/train/data/train_context.h"
 #include "teratron/train/engine/train_step.h"
 
@@ -27,8 +26,6 @@ struct Registry {
   std::vector<Family> families = {};
   /// Called once on every rank.
   std::function<std::unique_ptr<TrainStep>(const Context&)> train_step = nullptr;
-  /// From which checkpoints besides their own its families are finetuned.
-  Finetuning finetuning = {};
 };
 
 /// What a job trains: a family, with the extensions of a program. They must outlive it.
@@ -36,9 +33,9 @@ struct JobModel {
   const Family& family;
   const Registry& registry;
 };
-/// With the registry's first family, else GPT.
+/// With the registry's first family, else the program's.
 inline JobModel default_model(const Registry& registry) {
-  return {registry.families.empty() ? find_family("gpt") : registry.families.front(), registry};
+  return {registry.families.empty() ? families().front() : registry.families.front(), registry};
 }
 
 /// A flag whose value is written to `*value`, which holds the default and must outlive the run. `name` has

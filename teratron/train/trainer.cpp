@@ -61,7 +61,7 @@ Trainer::Trainer(const Arguments& args, const Mesh& mesh, const JobModel& model)
       args_(with_epochs({args, *tokenizer_, mesh_}, family_, epoch_)),
       decoupled_(decoupled_group(args_)),
       step_(make_step(model.registry, {args_, *tokenizer_, mesh_})),
-      finetuning_(model.registry.finetuning),
+      finetuning_(model.family.finetunes),
       timers_(make_timers(args_, device_)),
       state_{.scheduler = lr_scheduler(args_), .scaler = loss_scaler(args_)},
       batches_(batch_schedule(args_)),

@@ -100,7 +100,7 @@ void evaluate_texts(const ParsedArguments& parsed, const Mesh& mesh) {
 
 int finetune(const FinetuneTask& task, const std::vector<std::string>& flags) {
   const Family family = task_family(task);
-  const Registry registry{.finetuning = task_finetuning()};
+  const Registry registry;
   return run_job(flags, {family, registry},
                  [&](const ParsedArguments& parsed, World& world, const StopSignals& signals) {
                    return finetune_task(task, parsed, world, signals);

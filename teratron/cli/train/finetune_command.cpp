@@ -49,10 +49,10 @@ int finetune_command(std::span<const std::string> args, const Registry& registry
   std::vector<std::string> flags = {"--finetune"};
   flags.insert(flags.end(), args.begin() + 1, args.end());
   if (const std::optional<std::string> task = task_of(flags, {family, registry})) {
-    const ClassificationJob job = classification_job(family.name, *task);
+    const ClassificationJob job = classification_job(family, *task);
     return run_finetuning(flags, {job.family, job.registry});
   }
-  if (!is_for(arguments_schema().field("sft"), training_of(family).names)) {
+  if (!family.learns_conversations) {
     throw config_error(
         {.what = fmt::format("{} does not learn conversations", family.name),
          .where = "finetune",

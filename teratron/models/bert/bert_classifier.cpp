@@ -2,8 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include "teratron/models/bert/bert_family.h"
 #include "teratron/models/bert/bert_inference.h"
 #include "teratron/models/bert/bert_operators.h"
+#include "teratron/models/classifier/labelled_family.h"
 #include "teratron/nn/dropout.h"
 
 namespace teratron {
@@ -105,6 +107,26 @@ ModelPlan bert_classifier_plan(const BertConfig& config, const ClassifierOptions
           .operators = bert_classifier_operators(config, options.outputs, batch),
           .summary = fmt::format("BERT classifier: {} outputs, {} layers, hidden {}, {} heads",
                                  options.outputs, config.layers, config.hidden, config.heads)};
+}
+
+Family bert_classifier_family() {
+  const auto plan = [](const Arguments& args, int64_t vocabulary) {
+    ClassifierOptions head = classifier_options(args);
+    head.dropout = args.hidden_dropout;
+    return bert_classifier_plan(
+        bert_config(args, vocabulary), head,
+        bert_classifier_schema({.sequence_length = args.seq_length.value_or(0), .classifier = head}));
+  };
+  return on_labelled_texts(
+      {.name = "bert_classifier",
+       .summary = "a classification head on a BERT",
+       .args_defaults = {{"tokenizer_type", "BertWordPieceLowerCase"}},
+       .check = bert_family().check,
+       .plan = plan,
+       .finetunes = {.family = "bert",
+                     .starts_anew = {"classification_head.", "multichoice_head.", "pooler."},
+                     .left_out = {"lm_head.", "output_layer.", "binary_head."}}},
+      LabelledForm::bert);
 }
 
 }  // namespace teratron

@@ -48,5 +48,7 @@ BatchSchema bert_classifier_schema(const ClassifierSchemaOptions& options);
 /// The plan over batches of this schema; its loss is "loss". Outside training it takes what a BERT takes.
 ModelPlan bert_classifier_plan(const BertConfig& config, const ClassifierOptions& options,
                                const BatchSchema& batch);
+/// A classifier of labelled texts, from the weights of a BERT.
+Family bert_classifier_family();
 
 }  // namespace teratron

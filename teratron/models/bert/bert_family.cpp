@@ -1,6 +1,7 @@
 #include "teratron/models/bert/bert_family.h"
 
 #include "teratron/models/bert/bert.h"
+#include "teratron/models/bert/bert_classifier.h"
 #include "teratron/models/bert/bert_inference.h"
 #include "teratron/models/bert/bert_operators.h"
 #include "teratron/models/bert/data/bert_dataset.h"
@@ -55,7 +56,8 @@ Family bert_family() {
       .settings = {.names = {"training", "bert"}, .tokenizer_type = "BertWordPieceLowerCase"},
       .check = check_bert,
       .plan = plan_of,
-      .datasets = [](const DataRequest& request) { return build_bert_datasets(bert_data_options(request)); }};
+      .datasets = [](const DataRequest& request) { return build_bert_datasets(bert_data_options(request)); },
+      .classifier = bert_classifier_family};
 }
 
 ModelPlan bert_plan(const BertConfig& config, const BatchSchema& batch) {

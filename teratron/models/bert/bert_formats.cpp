@@ -118,7 +118,7 @@ std::vector<HfTensorGroup> post_norm_tensors() {
           tail};
 }
 
-HfFamily hf_family(std::string_view type, std::string_view architecture, bool post_norm) {
+HfFamily bert_model(std::string_view type, std::string_view architecture, bool post_norm) {
   return {.model_type = type,
           .architecture = std::string(architecture),
           .prefix = "bert.",
@@ -140,8 +140,8 @@ std::vector<MegatronRow> megatron_heads() {
 }  // namespace
 
 FamilyFormats bert_formats() {
-  return {.hf = {hf_family("megatron-bert", "MegatronBertForPreTraining", false),
-                 hf_family("bert", "BertForPreTraining", true)},
+  return {.hf = {bert_model("megatron-bert", "MegatronBertForPreTraining", false),
+                 bert_model("bert", "BertForPreTraining", true)},
           .hf_classifier =
               HfTensorRow{
                   "classification_head.weight", same, {"classifier.weight"}, {"num_classes", hidden}, biased},

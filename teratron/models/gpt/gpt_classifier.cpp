@@ -4,6 +4,8 @@
 
 #include "teratron/base/error.h"
 #include "teratron/models/bert/bert_heads.h"
+#include "teratron/models/classifier/labelled_family.h"
+#include "teratron/models/gpt/gpt_family.h"
 #include "teratron/models/gpt/gpt_operators.h"
 
 namespace teratron {
@@ -101,6 +103,23 @@ ModelPlan gpt_classifier_plan(const GPTConfig& config, const ClassifierOptions& 
           .operators = gpt_operators(config),
           .summary = fmt::format("GPT classifier: {} outputs, {} layers, hidden {}, {} heads",
                                  options.outputs, config.layers, config.hidden, config.heads)};
+}
+
+Family gpt_classifier_family() {
+  const auto plan = [](const Arguments& args, int64_t vocabulary) {
+    const ClassifierOptions head = classifier_options(args);
+    return gpt_classifier_plan(
+        gpt_config(args, vocabulary), head,
+        gpt_classifier_schema({.sequence_length = args.seq_length.value_or(0), .classifier = head}));
+  };
+  return on_labelled_texts({.name = "gpt_classifier",
+                            .summary = "a classification head on a GPT",
+                            .check = gpt_family().check,
+                            .plan = plan,
+                            .finetunes = {.family = "gpt",
+                                          .starts_anew = {"classification_head."},
+                                          .left_out = {"output_layer."}}},
+                           LabelledForm::gpt);
 }
 
 }  // namespace teratron

@@ -5,8 +5,8 @@
 #pragma once
 
 #include "teratron/models/classifier/classifier.h"
+#include "teratron/models/family.h"
 #include "teratron/models/gpt/gpt.h"
-#include "teratron/models/model_plan.h"
 
 namespace teratron {
 
@@ -36,5 +36,7 @@ BatchSchema gpt_classifier_schema(const ClassifierSchemaOptions& options);
 /// Its loss is "loss".
 ModelPlan gpt_classifier_plan(const GPTConfig& config, const ClassifierOptions& options,
                               const BatchSchema& batch);
+/// A classifier of labelled texts, from the weights of a GPT.
+Family gpt_classifier_family();
 
 }  // namespace teratron

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include "teratron/models/gpt/gpt.h"
+#include "teratron/models/gpt/gpt_classifier.h"
 #include "teratron/models/gpt/gpt_operators.h"
 #include "teratron/models/gpt/sft/sft_dataset.h"
 #include "teratron/models/transformer/expert_metrics.h"
@@ -85,9 +86,13 @@ Family gpt_family() {
           .settings = {.names = {"training", "gpt"}},
           .check = check_gpt,
           .plan = plan,
-          .datasets = [](const DataRequest& request) {
-            return request.args.sft ? sft_datasets(request) : build_gpt_datasets(gpt_data_options(request));
-          }};
+          .datasets =
+              [](const DataRequest& request) {
+                return request.args.sft ? sft_datasets(request)
+                                        : build_gpt_datasets(gpt_data_options(request));
+              },
+          .learns_conversations = true,
+          .classifier = gpt_classifier_family};
 }
 
 ModelPlan gpt_plan(const GPTConfig& config, const BatchSchema& batch) {

@@ -138,7 +138,7 @@ HfFamily gpt_hf_keys::llama_like(std::string_view type, std::string_view archite
 
 namespace {
 
-std::vector<HfFamily> hf_models() {
+std::vector<HfFamily> gpt_models() {
   std::vector<HfFamily> families = {{.model_type = "gpt2",
                                      .architecture = "GPT2LMHeadModel",
                                      .prefix = "transformer.",
@@ -161,7 +161,7 @@ std::vector<HfFamily> hf_models() {
 }  // namespace
 
 FamilyFormats gpt_formats() {
-  return {.hf = hf_models(),
+  return {.hf = gpt_models(),
           .hf_classifier =
               HfTensorRow{"classification_head.weight", same, {"score.weight"}, {"num_classes", hidden}},
           .megatron = MegatronModel{.embeddings = megatron_rows::embeddings,

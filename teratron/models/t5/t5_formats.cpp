@@ -193,7 +193,7 @@ std::vector<HfTensorGroup> t5_tensors() {
           {"", "", {{"output_layer.weight", same, {"lm_head.weight"}, {vocab, hidden}, {.when = {untied}}}}}};
 }
 
-HfFamily hf_family(std::string_view type, std::string_view architecture) {
+HfFamily t5_model(std::string_view type, std::string_view architecture) {
   return {.model_type = type,
           .architecture = std::string(architecture),
           .prefix = "",
@@ -226,7 +226,7 @@ FamilyFormats t5_formats() {
   const std::vector<MegatronRow> relative = {{"encoder_relative_pos_emb.relative_attention_bias."},
                                              {"decoder_relative_pos_emb.relative_attention_bias."}};
   return {
-      .hf = {hf_family("t5", "T5ForConditionalGeneration"), hf_family("mt5", "MT5ForConditionalGeneration")},
+      .hf = {t5_model("t5", "T5ForConditionalGeneration"), t5_model("mt5", "MT5ForConditionalGeneration")},
       .megatron =
           MegatronModel{.embeddings = megatron_rows::joined({megatron_rows::embeddings, relative}),
                         .stacks = {{.ours = "encoder",

@@ -94,13 +94,11 @@ class FinetuneRun {
     if (is_first_) print("building train and validation dataloaders ...");
     args_ = task_arguments(task, parsed.args, *data_, iterations_);
     family_ = task_family(task, data_);
-    registry_ = {.train_step =
-                     [this](const Registry::Context&) {
-                       auto step = std::make_unique<TaskStep>();
-                       step_ = step.get();
-                       return step;
-                     },
-                 .finetuning = task_finetuning()};
+    registry_ = {.train_step = [this](const Registry::Context&) {
+      auto step = std::make_unique<TaskStep>();
+      step_ = step.get();
+      return step;
+    }};
     if (is_first_) {
       print("building {} model for {} ...", task.multiple_choice ? "multichoice" : "classification",
             task.name);

@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 
 #include "teratron/models/bert/bert_family.h"
-#include "teratron/models/classifier/classifier_families.h"
 
 namespace teratron {
 
@@ -148,32 +147,22 @@ Arguments task_arguments(const FinetuneTask& task, const Arguments& args, const 
 }
 
 Family task_family(const FinetuneTask& task, std::shared_ptr<const TaskData> data) {
-  return {.name = "bert_classifier",
-          .summary = "BERT with a classification head",
-          .args_defaults = {{"tokenizer_type", "BertWordPieceLowerCase"}},
-          .check =
-              [&task](const Arguments& args, std::vector<Problem>& problems) {
-                check_task(task, args, problems);
-                bert_family().check(args, problems);
-              },
-          .plan =
-              [](const Arguments& args, int64_t vocabulary) {
-                ModelPlan plan = bert_classifier_family().plan(args, vocabulary);
-                plan.losses = {"lm loss"};
-                return plan;
-              },
-          .datasets =
-              [&task, data = std::move(data)](const DataRequest& request) {
-                return Datasets{.train = dataset_of(task, request, data->train, 0),
-                                .valid = dataset_of(task, request, data->all_valid, 1),
-                                .test = nullptr};
-              }};
-}
-
-Finetuning task_finetuning() {
-  return {.family = "bert",
-          .starts_anew = {"classification_head.", "multichoice_head.", "pooler."},
-          .left_out = {"lm_head.", "output_layer.", "binary_head."}};
+  Family family = bert_classifier_family();
+  family.check = [&task](const Arguments& args, std::vector<Problem>& problems) {
+    check_task(task, args, problems);
+    bert_family().check(args, problems);
+  };
+  family.plan = [plan = family.plan](const Arguments& args, int64_t vocabulary) {
+    ModelPlan result = plan(args, vocabulary);
+    result.losses = {"lm loss"};
+    return result;
+  };
+  family.datasets = [&task, data = std::move(data)](const DataRequest& request) {
+    return Datasets{.train = dataset_of(task, request, data->train, 0),
+                    .valid = dataset_of(task, request, data->all_valid, 1),
+                    .test = nullptr};
+  };
+  return family;
 }
 
 }  // namespace teratron

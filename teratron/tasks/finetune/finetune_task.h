@@ -9,7 +9,6 @@
 #include "teratron/models/family.h"
 #include "teratron/tasks/finetune/pair_samples.h"
 #include "teratron/tasks/finetune/task_dataset.h"
-#include "teratron/train/checkpoint/finetuning.h"
 
 namespace teratron {
 
@@ -41,9 +40,7 @@ TaskOrderOptions train_order(const FinetuneTask& task, const Arguments& args, in
 Arguments task_arguments(const FinetuneTask& task, const Arguments& args, const TaskData& data,
                          int64_t& iterations);
 
-/// The family that is trained; without data to check settings.
+/// The family that is trained, from a pretrained BERT; without data to check settings.
 Family task_family(const FinetuneTask& task, std::shared_ptr<const TaskData> data = nullptr);
-/// Which weights of a pretrained BERT are used.
-Finetuning task_finetuning();
 
 }  // namespace teratron

@@ -9,7 +9,7 @@
 #include "teratron/ckpt/async_save.h"
 #include "teratron/ckpt/checkpoint_source.h"
 #include "teratron/ckpt/shared_manifest.h"
-#include "teratron/train/checkpoint/finetuning.h"
+#include "teratron/models/finetuning.h"
 #include "teratron/train/checkpoint/snapshot.h"
 #include "teratron/train/engine/engine.h"
 

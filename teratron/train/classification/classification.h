@@ -1,4 +1,4 @@
-// `finetune bert|gpt --task classification | regression`: labelled texts (models/labelled_data), a head on a
+// `finetune NAME --task classification | regression`: labelled texts (models/labelled_data), a head on a
 // pretrained model.
 #pragma once
 
@@ -6,12 +6,12 @@
 
 namespace teratron {
 
-/// The family and the train step of --task for a model that is named "bert" or "gpt".
+/// The family and the train step of --task.
 struct ClassificationJob {
   Family family;
   Registry registry;
 };
-/// UserError(config) for a task or a model that is not one of these.
-ClassificationJob classification_job(std::string_view model, std::string_view task);
+/// With the classifier on a family's model. UserError(config) for another task, or if it has none.
+ClassificationJob classification_job(const Family& base, std::string_view task);
 
 }  // namespace teratron

@@ -1,4 +1,4 @@
-// Finetuning a model on the weights of another family.
+// Finetuning a model from the weights of another family.
 #pragma once
 
 #include <string>

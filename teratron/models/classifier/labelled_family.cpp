@@ -1,0 +1,63 @@
+#include "teratron/models/classifier/labelled_family.h"
+
+namespace teratron {
+
+namespace {
+
+bool has_classes(const Arguments& args) {
+  return classifier_options(args).target == ClassifierTarget::one_of;
+}
+
+Datasets labelled_datasets(LabelledForm form, const DataRequest& request) {
+  const Arguments& args = request.args;
+  const auto make = [&](size_t split,
+                        const std::vector<std::string>& files) -> std::shared_ptr<const Dataset> {
+    if (files.empty() || request.samples[split] == 0) return nullptr;
+    const auto seed = static_cast<uint64_t>(args.seed);
+    return std::make_shared<LabelledTexts>(
+        files, LabelledTextOptions{.form = form,
+                                   .sequence_length = args.seq_length.value(),
+                                   .classes = has_classes(args) ? args.num_classes : 0,
+                                   .samples = request.samples[split],
+                                   .shuffle = split == 0 ? std::optional(seed) : std::nullopt,
+                                   .tokenizer = request.tokenizer});
+  };
+  return {make(0, args.train_data), make(1, args.valid_data), nullptr};
+}
+
+void check_labelled(const Arguments& args, std::vector<Problem>& problems) {
+  if (args.train_data.empty() && !args.skip_train)
+    problems.push_back({"no texts to train on are given", "--train-data", "Name a file of JSON lines"});
+  if (args.valid_data.empty() && args.skip_train)
+    problems.push_back({"no texts to evaluate on are given", "--valid-data", "Name a file of JSON lines"});
+  if (has_classes(args) && args.num_classes < 2)
+    problems.push_back(
+        {"one class leaves nothing to learn", "--num-classes", "Use 2 or more, or --task regression"});
+  if (args.context_parallel_size > 1)
+    problems.push_back({"the head needs whole texts on a rank", "--context-parallel-size", "Leave it out"});
+  if (args.calculate_per_token_loss)
+    problems.push_back(
+        {"the loss is one of texts, not of tokens", "--calculate-per-token-loss", "Leave it out"});
+}
+
+}  // namespace
+
+ClassifierOptions classifier_options(const Arguments& args) {
+  const std::string task = args.task.value_or("classification");
+  if (task == "regression") return {.target = ClassifierTarget::number, .outputs = 1};
+  if (task == "RACE") return {.outputs = 1, .choices = 4};
+  if (task == "MNLI") return {.outputs = 3};
+  if (task == "QQP") return {.outputs = 2};
+  return {.outputs = args.num_classes};
+}
+
+Family on_labelled_texts(Family classifier, LabelledForm form) {
+  classifier.check = [own = classifier.check](const Arguments& args, std::vector<Problem>& problems) {
+    check_labelled(args, problems);
+    if (own) own(args, problems);
+  };
+  classifier.datasets = [form](const DataRequest& request) { return labelled_datasets(form, request); };
+  return classifier;
+}
+
+}  // namespace teratron

@@ -1,0 +1,17 @@
+// Classifiers that `teratron finetune NAME --task classification | regression` trains on labelled texts.
+#pragma once
+
+#include "teratron/models/classifier/classifier.h"
+#include "teratron/models/family.h"
+#include "teratron/models/labelled_data/labelled_texts.h"
+
+namespace teratron {
+
+/// The head of --task: regression, classification (--num-classes), or one of `teratron tasks`.
+ClassifierOptions classifier_options(const Arguments& args);
+
+/// The classifier's family with the checks and datasets of labelled texts (--train-data, --valid-data) in this
+/// form; its own check is kept.
+Family on_labelled_texts(Family classifier, LabelledForm form);
+
+}  // namespace teratron
