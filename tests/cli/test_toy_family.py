@@ -1,0 +1,69 @@
+"""A family that is one folder (tests/toy_family) and one line: every command knows it."""
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from program import BINARY, MOCK, needs_binary
+from safetensors.torch import load_file
+
+pytestmark = needs_binary
+PROGRAM = Path(BINARY).resolve().parents[2] / "tests" / "toy_teratron" if BINARY else Path()
+FLAGS = [*MOCK, "--train-iters", "60", "--global-batch-size", "8", "--lr", "1e-2", "--log-interval", "20"]
+
+
+def toy(*arguments, code=0):
+    done = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=300,
+                          env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"})
+    assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout if code == 0 else done.stderr
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("toy")
+    output = toy("pretrain", "toy", *FLAGS, "--save", folder / "run")
+    losses = [float(line.split(" lm loss: ")[1].split()[0]) for line in output.splitlines() if " lm loss: " in line]
+    assert losses[-1] < losses[0] / 2, "it learns to count"
+    return folder
+
+
+def answer(folder, *source):
+    (folder / "in.jsonl").write_text(json.dumps({"tokens": [3, 4, 5], "top_k": 1, "max_new_tokens": 5}) + "\n")
+    toy("generate", *source, "--device", "cpu", "--input", folder / "in.jsonl", "--output", folder / "out.jsonl")
+    return json.loads((folder / "out.jsonl").read_text())["tokens"]
+
+
+def test_generates(run):
+    assert answer(run, "--load", run / "run") == [6, 7, 8, 9, 10]
+
+
+def test_is_planned():
+    planned = toy("plan", "toy", *FLAGS, "--world-size", "4", "--tp", "2", "--pp", "2")
+    assert "toy: 2 layers, hidden 16" in planned and "embedding 0" in planned
+
+
+def test_resumes_in_another_layout(run):
+    output = toy("launch", "--nproc-per-node", "4", "--backend", "threads", "--log-dir", run / "logs", "--", "pretrain", "toy",
+                 *FLAGS, "--train-iters", "62", "--load", run / "run", "--tp", "2", "--pp", "2", "--log-interval", "1")
+    assert "iteration       62/" in output
+
+
+def test_goes_to_hugging_face_and_back(run):
+    toy("ckpt", "convert", "--load", run / "run", "--to-hf", run / "hf")
+    config = json.loads((run / "hf" / "config.json").read_text())
+    assert config["architectures"] == ["ToyForCounting"]
+    assert config["text_config"] == {"sizes": {"layers": 2, "width": 16}, "heads": 2, "mlp": 64}
+    names = set(load_file(run / "hf" / "model.safetensors"))
+    assert {"toy.words.weight", "toy.layers.0.even_up.weight", "toy.layers.1.odd_up.bias"} <= names
+    assert "toy.layers.0.odd_up.weight" not in names
+    toy("ckpt", "convert", "--from-hf", run / "hf", "--save", run / "back")
+    assert answer(run, "--load", run / "back", "--tokenizer-type", "NullTokenizer", "--vocab-size", "60") == [6, 7, 8, 9, 10]
+
+
+def test_has_no_forms_that_it_does_not_describe(run):
+    assert "has no classification head" in toy("finetune", "toy", "--task", "classification", code=2)
+    assert "does not learn conversations" in toy("finetune", "toy", code=2)
+    assert "Megatron-LM has no model family 'toy'" in toy("ckpt", "convert", "--load", run / "run", "--to-megatron",
+                                                         run / "megatron", code=4)
