@@ -34,7 +34,7 @@ T setting(const nlohmann::json& config, const char* name, const T& otherwise) {
   const auto found = config.find(name);
   return found == config.end() || found->is_null() ? otherwise : found->template get<T>();
 }
-/// Of the settings of a checkpoint with adapters.
+/// From the settings of a checkpoint with adapters.
 PeftConfig config_of(const nlohmann::json& settings);
 
 /// A tensor of a checkpoint, in fp32.

@@ -17,7 +17,7 @@ using HfTokenizerFiles = std::map<std::string, std::filesystem::path>;
 /// names special tokens; may be none.
 HfTokenizerFiles hf_tokenizer_files(const std::filesystem::path& folder);
 
-/// They as Megatron-LM's settings: tokenizer_type and absolute paths; an empty object if there are none.
+/// These files as Megatron-LM's settings: tokenizer_type and absolute paths. Empty if there are none.
 nlohmann::json hf_tokenizer_settings(const std::filesystem::path& folder);
 
 /// The folder in the cache of huggingface_hub (HF_HUB_CACHE, HF_HOME, ~/.cache/huggingface) that holds the

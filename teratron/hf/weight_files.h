@@ -46,7 +46,7 @@ class WeightFiles {
   /// Puts equal parts of a tensor, which lie one after another in its file, in its place.
   void divide(const std::string& name, const std::vector<std::string>& parts,
               const std::vector<int64_t>& shape);
-  /// Of all files.
+  /// Compares the checksums that files have; returns how many bytes were compared.
   int64_t verify() const;
 
  private:

@@ -135,7 +135,7 @@ bool has_architecture(const HfConfig& config, const std::string& name) {
   return names != config.keys.end() && names->is_array() && !names->empty() && names->front() == name;
 }
 
-// Of the model_type: the class that config.json names, else the first.
+// The class of the model_type that config.json names, else the first of this type.
 const HfFamily& family_of(HfConfig& config, std::span<const HfFamily> families, const std::string& where) {
   const std::string type = config.get("model_type", "");
   const HfFamily* first = nullptr;

@@ -15,7 +15,7 @@ struct CoreModel {
   const std::map<std::string, TensorInfo>* tensors = nullptr;  // by our names
 };
 
-/// Of the ranks of a stage with this expert rank, which number their experts from 0.
+/// What the ranks of a stage with this expert rank save; they number their experts from 0.
 std::vector<MegatronEntry> core_entries(const CoreModel& model, int64_t stage, int64_t expert_rank);
 
 }  // namespace teratron

@@ -98,7 +98,7 @@ std::vector<LegacyChunk> chunks_of(const std::shared_ptr<const TorchFile>& file,
   return chunks;
 }
 
-// Those of a tensor rank, with the experts of all its expert ranks.
+// The chunks of a tensor rank, with the experts of all its expert ranks.
 std::vector<LegacyChunk> chunks_of(const MegatronRankFiles& files) {
   const auto ranks = static_cast<int64_t>(files.experts.size()) + 1;
   std::vector<LegacyChunk> chunks = chunks_of(files.model, files.where);

@@ -92,7 +92,7 @@ Span share(int64_t layers, int64_t stage, int64_t stages) {
   throw config_error({.what = what, .where = "--target-pipeline-parallel-size", .fix = fix});
 }
 
-// Of the possible splits the one with the most equal stages.
+// The possible split with the most equal stages; 0: there is none.
 int64_t best_split(int64_t first, int64_t second, int64_t stages) {
   int64_t best = INT64_MAX, result = 0;
   for (int64_t split = 1; split < stages; ++split) {

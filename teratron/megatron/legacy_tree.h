@@ -33,7 +33,7 @@ struct MegatronEntry {
 /// What the stages of a pipeline hold.
 struct MegatronStages {
   int64_t stages = 1;
-  /// Of two stacks: the stages before this one have the first, the others the second. One stage has both.
+  /// With two stacks: the stages before this one have the first, the others the second. One stage has both.
   int64_t split = 0;
   std::vector<int64_t> layers = {};  // of each stack
 

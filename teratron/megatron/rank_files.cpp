@@ -115,7 +115,7 @@ class Opener {
   MegatronFiles& files_;
 };
 
-// Those of the optimizer beside a model's file.
+// Opens the optimizer's files beside a model's file.
 void open_optimizer(const Opener& opener, const std::string& model, MegatronRankFiles& files) {
   const fs::path folder = fs::path(model).parent_path();
   const std::string distributed = (folder / "distrib_optim.pt").string();

@@ -89,7 +89,7 @@ struct HfTensorRow {
   std::string_view name;
   HfRule rule = HfRule::same;
   std::vector<std::string_view> sources;
-  /// Of each source, [out, in]: settings, or products of settings. QKV: of Q.
+  /// The shape of each source, [out, in]: settings, or products of settings. QKV: the shape of Q.
   std::vector<std::string_view> shape;
   HfTensorOptions options = {};
 };
@@ -133,7 +133,7 @@ struct HfFamily {
   std::string family = {};          // of families.def, or its classifier; set by hf_families()
 };
 
-/// Of all models. Export takes the first of the family that has the settings.
+/// The model types of all families. Export takes the first of the family that has the settings.
 const std::vector<HfFamily>& hf_families();
 
 }  // namespace teratron

@@ -66,7 +66,7 @@ std::vector<Bucket> buckets_of(const PickleValue& value, const std::shared_ptr<c
   return buckets;
 }
 
-// Of one virtual stage: the value for its number, then that for its only dtype.
+// The buffer of a virtual stage: the value for its number, then the value for its only dtype.
 const PickleValue& buffer_of(const PickleValue& root, size_t stage, const std::string& where) {
   for (size_t i = 0; i + 1 < root.items.size(); i += 2) {
     if (!root.items[i]->is(Kind::integer) || root.items[i]->integer != static_cast<int64_t>(stage)) continue;

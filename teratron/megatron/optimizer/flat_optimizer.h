@@ -9,13 +9,13 @@
 
 namespace teratron {
 
-/// Of distrib_optim.pt: for each virtual stage the whole buffers, or a list of buckets of them, without what
-/// pads them for the data-parallel ranks, or with it.
+/// The states in distrib_optim.pt. For each virtual stage it has whole buffers or lists of buckets, with or
+/// without padding for the data-parallel ranks.
 std::vector<std::vector<ParameterState>> read_flat_states(
     const std::shared_ptr<const TorchFile>& file,
     const std::vector<std::vector<SavedParameter>>& virtual_stages, const std::string& where);
 
-/// Of the files optim.pt of all data-parallel ranks, which have equal parts of the padded buffers.
+/// The states in the files optim.pt of all data-parallel ranks, which hold equal parts of padded buffers.
 std::vector<std::vector<ParameterState>> read_sharded_states(
     const std::vector<std::shared_ptr<const TorchFile>>& files,
     const std::vector<std::vector<SavedParameter>>& virtual_stages, const std::string& where);

@@ -22,7 +22,7 @@ struct AdamDict {
 /// `root` is a file's.
 AdamDict adam_of(const PickleValue& root);
 
-/// Of each parameter by its number; nullptr: none. UserError(checkpoint) for other numbers.
+/// Each parameter's state, by its number; nullptr: none. UserError(checkpoint) for other numbers.
 std::vector<const PickleValue*> states_by_number(const PickleValue& states, size_t count,
                                                  const std::string& where);
 

@@ -31,7 +31,7 @@ struct SavedParameter {
 using ParameterState = std::map<std::string, TensorSourcePtr>;
 
 struct RankOptimizer {
-  /// Of each parameter of each virtual stage; empty if there is no state.
+  /// One for each parameter of each virtual stage; empty if there is no state.
   std::vector<std::vector<ParameterState>> states;
   int64_t steps = -1;                      // of Adam; -1: not known
   const PickleValue* scheduler = nullptr;  // nullptr: none

@@ -15,7 +15,7 @@ LossTerm of_microbatch(const at::Tensor& mean) {
   return {.sum = mean, .count = at::ones({}, mean.options().requires_grad(false))};
 }
 
-// Of positions 1 to length - 2, in fp32 or wider.
+// The mean over positions 1 to length - 2, in fp32 or wider.
 at::Tensor inner_mean(const at::Tensor& x_SBH, const at::Tensor& lengths_B) {
   const at::Tensor x = x_SBH.scalar_type() == at::kDouble ? x_SBH : x_SBH.to(at::kFloat);
   const at::Tensor index_S1 = at::arange(x.size(0), lengths_B.options()).unsqueeze(1);

@@ -11,7 +11,7 @@ namespace teratron {
 
 namespace {
 
-// Of layers that every tensor-parallel rank computes on the same rows, so that gradients agree without a sum.
+// For layers that all tensor-parallel ranks compute on the same rows, so that gradients agree without a sum.
 const TensorParallel replicated;
 
 VocabularyOptions vocabulary_options(const BertConfig& config) {

@@ -140,7 +140,7 @@ void read_yarn(HfConfig& config) {
   read_yarn_magnitude(factor, config);
 }
 
-// Of merged keys; without their partial_rotary_factor.
+// Reads merged keys, without their partial_rotary_factor.
 void read_rope_type(HfConfig& config) {
   config.settings["position_embedding_type"] = "rope";
   config.settings["rotary_base"] = whole(config, "rope_theta", 1e4);

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::string_view fused_rows = "3*num_attention_heads*kv_channels";  // Q, K and V of each head
 
-// Of all three.
+// Keys of all three.
 const std::vector<HfKey> layernorm_keys = {
     {"", "num_query_groups", groups}, {"", "kv_channels", head_size}, {"", "window_size", no_windows},
     setting_is("normalization", "LayerNorm"), setting_is("swiglu", false),

@@ -39,7 +39,7 @@ SampleMappingRow row_at(const IndexArray& mapping, int64_t i);
 /// UserError(data) if an epoch yields no samples.
 IndexArray build_sample_mapping(const IndexedDataset& dataset, SequenceRange documents,
                                 const SampleMappingOptions& options, IndexProgress* progress = nullptr);
-/// The same through a cache (cached_index()).
+/// As above, through a cache (cached_index()).
 IndexArray cached_sample_mapping(const IndexedDataset& dataset, SequenceRange documents,
                                  const SampleMappingOptions& options, const IndexCache& cache);
 

@@ -8,7 +8,7 @@ namespace teratron {
 
 namespace {
 
-// Of rows that begin with their tokens and end with their padding.
+// Lengths of rows that begin with their tokens and end with their padding.
 at::Tensor lengths_of(const at::Tensor& mask_BS, const std::string& where) {
   const at::Tensor mask = mask_BS.to(at::kCPU), lengths_B = mask.sum(1);
   const at::Tensor expected =

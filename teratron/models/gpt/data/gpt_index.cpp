@@ -50,7 +50,7 @@ IndexSizes index_sizes(int64_t tokens_per_epoch, const GPTIndexOptions& options)
   return sizes;
 }
 
-/// Of shuffles of `total` values.
+/// Reports the progress of shuffles of `total` values.
 std::function<void(size_t)> shuffle_report(IndexProgress* progress, const char* step, size_t total) {
   return [=](size_t left) {
     if (progress) progress->set(step, static_cast<int64_t>(total - left), static_cast<int64_t>(total));

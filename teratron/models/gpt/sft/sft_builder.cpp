@@ -144,7 +144,7 @@ class RowBuilder {
     return text;
   }
 
-  // Those of SftRows.
+  // What SftRows reads.
   std::vector<IndexArray> arrays() const {
     std::vector<int32_t> tokens;
     std::vector<int64_t> starts = {0}, rows = {0};
@@ -188,7 +188,7 @@ class SplitLines {
     if (!lines_) lines_ = read_json_lines(files_);
     return *lines_;
   }
-  /// Those of a split with a share.
+  /// The lines of a split with a share.
   std::span<const JsonLine> part(const std::array<double, 3>& shares, size_t split) {
     const SequenceRange range = split_ranges(shares, std::ssize(all()))[split].value();
     return all().subspan(static_cast<size_t>(range.first), static_cast<size_t>(range.size()));

@@ -71,8 +71,8 @@ class SftDataset : public ResizableDataset {
   std::vector<int64_t> order_;  // row of each sample
 };
 
-/// Of one split, or of shares of the lines of all files. UserError(data) lists every problem of every line:
-/// those of parse_conversations(), and conversations longer than a row unless `overlong` allows them.
+/// The datasets of one split, or of shares of the lines of all files. UserError(data) lists every problem of
+/// every line: those of parse_conversations(), and conversations longer than a row that `overlong` refuses.
 Datasets build_sft_datasets(const SftDataOptions& options);
 
 }  // namespace teratron
