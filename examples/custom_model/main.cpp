@@ -3,11 +3,17 @@
 // without their gates).
 //
 //   custom_model pretrain average FLAGS...     (--tp, --pp and --use-distributed-optimizer work)
+#include <functional>
+
 #include <ATen/ATen.h>
 
 #include "teratron/base/error.h"
 #include "teratron/cli/program.h"
 #include "teratron/models/gpt/gpt_family.h"
+#include "teratron/nn/cost/embedding_cost.h"
+#include "teratron/nn/cost/mlp_cost.h"
+#include "teratron/nn/cost/norm_cost.h"
+#include "teratron/nn/cost/output_layer_cost.h"
 #include "teratron/nn/dropout.h"
 #include "teratron/nn/embedding.h"
 #include "teratron/nn/mlp.h"
@@ -18,6 +24,7 @@ using teratron::Activations;
 using teratron::GPTConfig;
 using teratron::Init;
 using teratron::MicroBatch;
+using teratron::Operator;
 using teratron::Scope;
 using teratron::StageContext;
 using teratron::TensorParallel;
@@ -103,6 +110,31 @@ class AverageNetwork : public teratron::Model {
   std::optional<teratron::ParallelMatmul> output_layer_;
 };
 
+// For `plan`, MFU and out-of-memory messages: the library's layers state their own costs, the mean's are here.
+std::vector<Operator> operators(const GPTConfig& config, const teratron::RankBatch& batch,
+                                const teratron::StageSpec& stage) {
+  const teratron::RankSizes sizes({.width = config.hidden}, batch);
+  const teratron::MlpOptions mlp{
+      .hidden = config.hidden, .ffn_hidden = config.ffn_hidden, .activation = config.activation};
+  std::vector<Operator> all;
+  if (stage.embedding) all.push_back(embedding_operator(sizes));
+  for (int64_t i = stage.first_layer; i < stage.first_layer + stage.layers; ++i) {
+    const std::string name = fmt::format("layers.{}", i);
+    all.push_back(norm_operator(name + ".mixing_norm", config.norm, sizes));
+    // Reads x, writes the sums and the means; forward saves nothing but the S counts.
+    all.push_back({.name = name + ".mean",
+                   .bytes = 4.0 * sizes.hidden,
+                   .forward_peak = 3.0 * sizes.hidden,
+                   .backward_peak = 3.0 * sizes.hidden});
+    all.push_back(norm_operator(name + ".mlp_norm", config.norm, sizes));
+    all.push_back(mlp_operator(name + ".mlp", mlp, sizes));
+  }
+  if (!stage.head) return all;
+  all.push_back(norm_operator("last_norm", config.norm, sizes));
+  append(all, output_layer_operators({.width = config.hidden, .columns = config.padded_vocabulary}, sizes));
+  return all;
+}
+
 void check(const teratron::Arguments& args, std::vector<teratron::Problem>& problems) {
   if (!args.sequence_parallel && !args.reset_attention_mask) return;
   problems.push_back({.what = "the mean is taken over whole samples",
@@ -122,6 +154,7 @@ teratron::Family average_family() {
     plan.build = [config](const StageContext& part) {
       return std::make_unique<AverageNetwork>(config, part);
     };
+    plan.operators = std::bind_front(operators, config);
     return plan;
   };
   return family;
