@@ -26,7 +26,7 @@ struct Inference {
   std::function<MicroBatch(const NamedTensors& inputs_BS, const std::string& where)> batch;
 };
 
-/// Of a language model: tokens, at positions 0, 1, ....
+/// A language model takes tokens, at positions 0, 1, ....
 Inference token_inference(int64_t vocabulary);
 
 }  // namespace teratron

@@ -104,7 +104,7 @@ class Model {
   virtual Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states) = 0;
   /// [S, B, padded vocabulary / tp] of the last stage's activations. Default: undefined.
   virtual at::Tensor logits(const Activations& output);
-  /// Of the last stage's activations. Default: "logits", those of logits().
+  /// Computed from the last stage's activations. Default: "logits", the result of logits().
   virtual std::vector<InferenceOutput> inference_outputs(const Activations& output);
   /// One vector per sample, [B, H], of the last stage's activations. Default: undefined.
   virtual at::Tensor text_embeddings(const Activations& output);

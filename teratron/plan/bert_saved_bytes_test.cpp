@@ -60,7 +60,7 @@ struct SavedAndPeak {
   double saved = 0.0, peak = 0.0;
 };
 
-// Of the second step; the first allocates gradients.
+// Measures the second step; the first allocates gradients.
 template <typename Build>
 SavedAndPeak allocated_by(const Build& build, const BertConfig& config, const StageSpec& stage,
                           const TensorParallel& parallel) {

@@ -5,7 +5,7 @@
 namespace teratron {
 namespace {
 
-// Of names that contain each other, the longer one is first.
+// Where a name contains another, the longer one is first.
 constexpr std::array<Gpu, 14> gpus = {{
     {"GB300", 1250e12, 2500e12, 5000e12, 8.0e12, 277.5},
     {"GB200", 1250e12, 2500e12, 5000e12, 8.0e12, 185.0},

@@ -28,7 +28,7 @@ namespace teratron {
 enum class FlopsConvention : uint8_t { causal, full };
 enum class Weights : uint8_t { trained, frozen };
 
-/// Of a step whose forward runs these operators once.
+/// FLOPs of a step whose forward runs these operators once.
 double training_flops(std::span<const Operator> operators,
                       FlopsConvention convention = FlopsConvention::causal,
                       Weights weights = Weights::trained);
@@ -70,7 +70,7 @@ struct Gpu {
 
 /// By the driver's device name ("NVIDIA H200") or the model's ("H200"); null for unknown devices.
 const Gpu* find_gpu(std::string_view device_name);
-/// Of the known GPUs, comma-separated.
+/// Names of the known GPUs, comma-separated.
 std::string gpu_names();
 /// Its peak FLOP/s; nullopt if unknown.
 std::optional<double> peak_flops(std::string_view device_name, MathMode mode);

@@ -26,7 +26,7 @@ class StackOnDevice {
       freed += bytes_[static_cast<size_t>(left_)];
     return freed;
   }
-  // Of copies that are unfinished after forward.
+  // Bytes of copies that are unfinished after forward.
   double in_flight() const { return std::accumulate(bytes_.begin() + left_, bytes_.end(), 0.0); }
   double total() const { return std::accumulate(bytes_.begin(), bytes_.end(), 0.0); }
   // Bytes that return before the backward of a step.

@@ -14,7 +14,7 @@ struct ActivationMemory {
   double peak = 0.0;   // of forward and backward on the device, with what is saved
 };
 
-/// Of one micro-batch: forward in order, backward in reverse, recomputed units again in backward.
+/// Runs one micro-batch: forward in order, backward in reverse, recomputed units again in backward.
 ActivationMemory activation_memory(std::span<const Operator> operators);
 
 /// Seconds of forward and backward at the GPU's peak FLOP/s or bandwidth, whichever takes longer (the

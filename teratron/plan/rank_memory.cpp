@@ -121,7 +121,8 @@ double optimizer_bytes(const Arguments& a, const Counts& counts) {
 
 constexpr auto push_memory = static_cast<double>(push_windows * push_window_bytes);  // of a group
 
-/// Of the distributed optimizer, for the ranks of one host. Experts have other replicas, and so windows.
+/// Windows of the distributed optimizer for the ranks of one host. Experts have other replicas, hence other
+/// windows.
 double gradient_window_memory(const Arguments& a, double trainable) {
   const int64_t replicas = *a.data_parallel_size * a.context_parallel_size;
   const double bucket = std::min(
@@ -132,9 +133,9 @@ double gradient_window_memory(const Arguments& a, double trainable) {
   return pushed ? groups * push_memory : 0.0;
 }
 
-/// Of sequence parallelism. Backward pushes input gradients. A row layer that is not in FP8 pushes its output
-/// while it computes it, into a window of the whole output's size, which is kept: one for each length of
-/// sequences.
+/// Windows of sequence parallelism. Backward pushes input gradients. A row layer that is not in FP8 pushes its
+/// output while it computes it, into a window of the whole output's size. The window is kept, one for each
+/// length of sequences.
 double sequence_window_memory(const Arguments& a) {
   if (!tensor_parallel(a).sequence_parallel) return 0.0;
   const double element = a.bf16 || a.fp16 ? 2.0 : 4.0;

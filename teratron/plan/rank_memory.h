@@ -31,9 +31,9 @@ struct RankMemory {
 
 /// The vocabulary size of validated settings (Family::plan); reads the tokenizer only if no flag sets it.
 int64_t planned_vocabulary(const Arguments& args);
-/// Of a rank in this pipeline stage. Without operators in the model activations are unknown, 0.
+/// For a rank in this pipeline stage. Without operators in the model activations are unknown, 0.
 RankMemory rank_memory(const Arguments& args, const ModelPlan& model, int64_t stage);
-/// Of the stage that needs most.
+/// For the stage that needs most.
 RankMemory largest_rank_memory(const Arguments& args, const ModelPlan& model);
 
 struct Gpu;

@@ -117,7 +117,7 @@ TEST(RankMemory, CountsTheWindowsOfContextParallelism) {
   EXPECT_NEAR(step(2, "all_gather"), 0.0, 1.0);
 }
 
-/// Of tokens and gradients in bf16, and of sums in fp32.
+// Windows for tokens and gradients in bf16, and for sums in fp32.
 TEST(RankMemory, CountsTheWindowsOfExperts) {
   const auto temporary = [](int64_t samples, const std::string& dispatcher) {
     return memory_of({"--bf16", "--num-experts", "8", "--ep", "2", "--moe-token-dispatcher-type", dispatcher,

@@ -39,8 +39,8 @@ class T5 : public Model {
   /// Layers of the encoder, on hidden states or, where it begins, on encoder_tokens; with the final norm
   /// where it ends.
   at::Tensor encode(const at::Tensor& hidden_SBH, const MicroBatch& batch);
-  /// The same for the decoder, whose cross attention sees `encoder_output_SBH`. `states`: one per layer of
-  /// the decoder, or null.
+  /// As encode(), for the decoder, whose cross attention sees `encoder_output_SBH`. `states`: one per layer
+  /// of the decoder, or null.
   at::Tensor decode(const at::Tensor& hidden_SBH, const at::Tensor& encoder_output_SBH,
                     const MicroBatch& batch, LayerStates* states);
   at::Tensor logits(const Activations& output) override;

@@ -103,7 +103,7 @@ TransformerConfig transformer_config(const Arguments& args);
 /// tokenizer has tokens.
 int64_t model_vocabulary(const Arguments& args, int64_t tokenizer_size);
 
-/// Of every matrix whose output is not added to the residual stream.
+/// Initialises every matrix whose output is not added to the residual stream.
 inline Init weight_init(const TransformerConfig& config) {
   return config.xavier_init ? Init::xavier() : Init::normal(config.init_std);
 }

@@ -26,7 +26,7 @@ std::vector<LossName> losses_in_use(const RouterOptions& router) {
   return names;
 }
 
-// Of shares that sum to 1, relative to equal ones.
+// The entropy of shares that sum to 1, relative to that of equal shares.
 double relative_entropy(const std::vector<double>& shares) {
   if (shares.size() < 2) return 1.0;
   double entropy = 0.0;

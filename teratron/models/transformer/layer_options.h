@@ -16,7 +16,7 @@ uint64_t first_dropout_site(const TransformerConfig& config, int64_t layer);
 AttentionLayerOptions self_attention_options(const TransformerConfig& config, int64_t layer);
 AttentionLayerOptions cross_attention_options(const TransformerConfig& config, int64_t layer);
 MlpOptions mlp_options(const TransformerConfig& config);
-/// Of a layer with experts.
+/// For a layer with experts.
 MoeOptions moe_options(const TransformerConfig& config, int64_t layer);
 
 }  // namespace teratron

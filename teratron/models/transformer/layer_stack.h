@@ -22,7 +22,7 @@ struct LayerUnit {
   LayerRange layers;  // counted from the stage's first
   bool recomputed = false;
 };
-/// Those of a stage with `count` layers, in order.
+/// The units of a stage with `count` layers, in order.
 std::vector<LayerUnit> layer_units(const RecomputeConfig& recompute, int64_t count);
 /// How the first `layers` layers of units are offloaded; a unit with its first layer.
 OffloadSchedule offload_schedule(const std::vector<LayerUnit>& units, int64_t layers);

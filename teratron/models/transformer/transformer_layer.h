@@ -14,7 +14,7 @@ namespace teratron {
 
 /// Creates a layer's feed-forward network with the parameters of `scope` ("...layers.3.mlp").
 using FeedForwardFactory = std::function<std::unique_ptr<FeedForward>(const Scope& scope)>;
-/// Of a layer with experts; null of one with an MLP. The arguments must outlive the factory.
+/// Makes the experts of a layer; null for a layer with an MLP. The arguments must outlive the factory.
 FeedForwardFactory experts_factory(const TransformerConfig& config, int64_t layer,
                                    const TensorParallel& parallel, const Mesh& mesh);
 

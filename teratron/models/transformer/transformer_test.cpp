@@ -145,7 +145,7 @@ LayerContext target_context(const Case& c, const at::Tensor& memory_SBH) {
   return context;
 }
 
-// The same model in ATen's words, with the parameters' names.
+// The model once more in plain ATen, with the parameters' names.
 class Reference {
  public:
   Reference(Tensors weights, const Case& c) : weights_(std::move(weights)), case_(c) {}
