@@ -110,7 +110,7 @@ class AverageNetwork : public teratron::Model {
   std::optional<teratron::ParallelMatmul> output_layer_;
 };
 
-// For `plan`, MFU and out-of-memory messages: the library's layers state their own costs, the mean's are here.
+// The costs, for `plan`, MFU and out-of-memory messages; the library's layers state their own.
 std::vector<Operator> operators(const GPTConfig& config, const teratron::RankBatch& batch,
                                 const teratron::StageSpec& stage) {
   const teratron::RankSizes sizes({.width = config.hidden}, batch);

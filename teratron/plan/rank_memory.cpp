@@ -133,9 +133,9 @@ double gradient_window_memory(const Arguments& a, double trainable) {
   return pushed ? groups * push_memory : 0.0;
 }
 
-/// Windows of sequence parallelism. Backward pushes input gradients. A row layer that is not in FP8 pushes its
-/// output while it computes it, into a window of the whole output's size. The window is kept, one for each
-/// length of sequences.
+/// Windows of sequence parallelism. Backward pushes input gradients. A row layer that is not in FP8 pushes
+/// its output while it computes it, into a window of the whole output's size. The window is kept, one for
+/// each length of sequences.
 double sequence_window_memory(const Arguments& a) {
   if (!tensor_parallel(a).sequence_parallel) return 0.0;
   const double element = a.bf16 || a.fp16 ? 2.0 : 4.0;

@@ -16,7 +16,7 @@ constexpr int64_t length = 8, predictions = 3;
 
 BertConfig small_bert_config() {
   BertConfig config{
-      {.layers = 4, .hidden = 16, .ffn_hidden = 24, .heads = 4, .query_groups = 4, .kv_channels = 4}};
+      {{.layers = 4, .hidden = 16, .ffn_hidden = 24, .heads = 4, .query_groups = 4, .kv_channels = 4}}};
   config.mask = Mask::full;
   config.vocabulary = 37;
   config.padded_vocabulary = 40;

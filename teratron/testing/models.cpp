@@ -45,12 +45,12 @@ void run_rank(const TestStep& step, const Mesh& mesh, std::mutex& mutex, LossAnd
 }  // namespace
 
 GPTConfig gpt2_config(const TestSizes& sizes) {
-  GPTConfig config{{.layers = 2,
-                    .hidden = sizes.hidden,
-                    .ffn_hidden = sizes.ffn_hidden,
-                    .heads = sizes.heads,
-                    .query_groups = sizes.heads,
-                    .kv_channels = sizes.hidden / sizes.heads}};
+  GPTConfig config{{{.layers = 2,
+                     .hidden = sizes.hidden,
+                     .ffn_hidden = sizes.ffn_hidden,
+                     .heads = sizes.heads,
+                     .query_groups = sizes.heads,
+                     .kv_channels = sizes.hidden / sizes.heads}}};
   config.vocabulary = sizes.vocabulary;
   config.padded_vocabulary = sizes.padded_vocabulary;
   config.max_positions = sizes.positions;

@@ -9,7 +9,7 @@ namespace teratron {
 /// Four layers with two query groups, learned positions and a padded vocabulary; no dropout.
 inline GPTConfig small_config() {
   GPTConfig config{
-      {.layers = 4, .hidden = 16, .ffn_hidden = 32, .heads = 4, .query_groups = 2, .kv_channels = 4}};
+      {{.layers = 4, .hidden = 16, .ffn_hidden = 32, .heads = 4, .query_groups = 2, .kv_channels = 4}}};
   config.vocabulary = 37;
   config.padded_vocabulary = 40;
   config.max_positions = 8;

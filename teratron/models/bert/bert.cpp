@@ -4,6 +4,7 @@
 
 #include "teratron/comm/collectives.h"
 #include "teratron/models/transformer/layer_context.h"
+#include "teratron/models/transformer/select_positions.h"
 #include "teratron/models/transformer/transformer_layer.h"
 
 namespace teratron {

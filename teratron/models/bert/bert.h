@@ -38,7 +38,7 @@ class Bert : public Model {
   /// With a binary head, of micro-batches with row_lengths [B]: the mean of the hidden states between [CLS]
   /// and the last [SEP].
   at::Tensor text_embeddings(const Activations& output) override;
-  /// Of the predictions: [P, B].
+  /// The losses of the predictions: [P, B].
   at::Tensor token_losses(const Activations& output, const MicroBatch& batch) override;
   BertScores scores(const Activations& output, const MicroBatch& batch);
   std::vector<LossTerm> losses(const Activations& output, const MicroBatch& batch) override {

@@ -3,9 +3,9 @@
 #include <ATen/ATen.h>
 
 #include "teratron/models/bert/bert_family.h"
-#include "teratron/models/bert/bert_inference.h"
 #include "teratron/models/bert/bert_operators.h"
 #include "teratron/models/classifier/labelled_family.h"
+#include "teratron/models/transformer/select_positions.h"
 #include "teratron/nn/dropout.h"
 
 namespace teratron {
@@ -15,20 +15,19 @@ namespace {
 // After those of the encoder, which is the only stack of layers.
 constexpr uint64_t pooled_dropout_site = uint64_t{1} << 32U;
 
-BertConfig encoder_of(BertConfig config) {
+std::unique_ptr<Bert> encoder_of(BertConfig config, const StageContext& part) {
   config.pretraining_heads = false;
-  return config;
+  return std::make_unique<Bert>(config, part);
 }
 
 }  // namespace
 
 BertClassifier::BertClassifier(const BertConfig& config, const ClassifierOptions& options,
                                const StageContext& part)
-    : Model(part.stage),
-      config_(encoder_of(config)),
-      options_(options),
+    : Classifier(encoder_of(config, part), options),
       parallel_(part.parallel),
-      encoder_(config_, part) {
+      dropout_seed_(config.dropout_seed),
+      dropout_site_(config.first_dropout_site + pooled_dropout_site) {
   if (!part.stage.head) return;
   const Scope root(part.parameters),
       head = root / (options.choices > 1 ? "multichoice_head" : "classification_head");
@@ -42,12 +41,6 @@ BertClassifier::BertClassifier(const BertConfig& config, const ClassifierOptions
                               .param_group = ParamGroup::no_weight_decay})});
 }
 
-Activations BertClassifier::forward(const Activations& input, const MicroBatch& batch, LayerStates* states) {
-  const Activations output = encoder_.forward(input, batch, states);
-  if (!head_) return output;
-  return {{"logits", logits_BK(output["hidden"], batch)}};
-}
-
 at::Tensor BertClassifier::logits_BK(const at::Tensor& hidden_SBH, const MicroBatch& batch) {
   const PackedRows packed = packed_rows(batch);
   const int64_t samples = packed.defined() ? packed.starts_B.size(0) : hidden_SBH.size(1);
@@ -55,64 +48,38 @@ at::Tensor BertClassifier::logits_BK(const at::Tensor& hidden_SBH, const MicroBa
       at::zeros({1, samples}, hidden_SBH.options().dtype(at::kLong).requires_grad(false));
   const at::Tensor x_1BH = select_positions(hidden_SBH, first_1B, parallel_, packed);
   at::Tensor pooled_1BH = apply_bias_grad(head_->pooler.forward(x_1BH)).tanh();
-  if (batch.training && options_.dropout > 0.0) {
-    const DropoutKey key{config_.dropout_seed, config_.first_dropout_site + pooled_dropout_site,
-                         batch.sample_ids_B};
+  if (batch.training && options().dropout > 0.0) {
+    const DropoutKey key{dropout_seed_, dropout_site_, batch.sample_ids_B};
     pooled_1BH = bias_dropout_add(
         pooled_1BH, nullptr, at::Tensor(),
-        {.rate = options_.dropout, .key = key, .rows = {first_1B.select(1, 0), /*total=*/1}});
+        {.rate = options().dropout, .key = key, .rows = {first_1B.select(1, 0), /*total=*/1}});
   }
   const at::Tensor scores =
       at::linear(pooled_1BH[0], autograd_tensor(head_->weight), autograd_tensor(head_->bias));
-  return options_.choices > 1 ? scores.view({-1, options_.choices}) : scores;
-}
-
-void BertClassifier::set_activation_hook(const ActivationHook& hook) {
-  Model::set_activation_hook(hook);
-  encoder_.set_activation_hook(hook);
+  return options().choices > 1 ? scores.view({-1, options().choices}) : scores;
 }
 
 BatchSchema bert_classifier_schema(const ClassifierSchemaOptions& options) {
-  using Kind = Column::Kind;
-  using Stages = Column::Stages;
   const std::vector<int64_t> row = {options.sequence_length};
-  return {{.name = "tokens", .shape = row, .stages = Stages::first},
-          {.name = "types", .shape = row, .stages = Stages::first},
-          {.name = "sequence_index", .shape = row, .kind = Kind::index},
-          {.name = "segment_start", .type = ColumnType::i32, .shape = row, .kind = Kind::segments},
-          labels_column(options.classifier)};
+  return classifier_schema(
+      options,
+      {{.name = "types", .shape = row, .stages = Column::Stages::first},
+       {.name = "segment_start", .type = ColumnType::i32, .shape = row, .kind = Column::Kind::segments}});
 }
 
 ModelPlan bert_classifier_plan(const BertConfig& config, const ClassifierOptions& options,
                                const BatchSchema& batch) {
-  Inference inference = bert_inference(config);
-  inference.of_texts = true;
-  const auto residual = config.fp32_residual ? std::optional(at::kFloat) : std::nullopt;
-  return {.towers = {{"encoder", config.layers}},
-          .batch = batch,
-          .packs_rows = true,
-          .channels = {{.name = "hidden",
-                        .shape = sequence_shape("sequence_index", config.hidden),
-                        .dtype = residual}},
-          .losses = {"loss"},
-          .vocabulary = config.vocabulary,
-          .padded_vocabulary = config.padded_vocabulary,
-          .max_positions = config.max_positions,
-          .generates = false,
-          .build =
-              [config, options](const StageContext& part) {
-                return std::make_unique<BertClassifier>(config, options, part);
-              },
-          .inference = inference,
-          .operators = bert_classifier_operators(config, options.outputs, batch),
-          .summary = fmt::format("BERT classifier: {} outputs, {} layers, hidden {}, {} heads",
-                                 options.outputs, config.layers, config.hidden, config.heads)};
+  ModelPlan plan = classifier_plan(bert_plan(config, batch), "BERT", config, options);
+  plan.build = [config, options](const StageContext& part) {
+    return std::make_unique<BertClassifier>(config, options, part);
+  };
+  plan.operators = bert_classifier_operators(config, options.outputs, batch);
+  return plan;
 }
 
 Family bert_classifier_family() {
   const auto plan = [](const Arguments& args, int64_t vocabulary) {
-    ClassifierOptions head = classifier_options(args);
-    head.dropout = args.hidden_dropout;
+    const ClassifierOptions head = classifier_options(args);
     return bert_classifier_plan(
         bert_config(args, vocabulary), head,
         bert_classifier_schema({.sequence_length = args.seq_length.value_or(0), .classifier = head}));

@@ -11,21 +11,15 @@
 
 namespace teratron {
 
-/// Columns: tokens, types, sequence_index and cu_seqlens as Bert's; labels. The last stage's activations are
-/// "logits" [B, K], of questions [B / choices, choices].
-class BertClassifier : public Model {
+/// Columns: tokens, types, sequence_index and cu_seqlens as Bert's; labels.
+class BertClassifier : public Classifier {
  public:
   BertClassifier(const BertConfig& config, const ClassifierOptions& options, const StageContext& part);
 
-  Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states) override;
-  std::vector<InferenceOutput> inference_outputs(const Activations& output) override {
-    return {{.name = "logits", .tensor = output["logits"]}};
-  }
-  std::vector<LossTerm> losses(const Activations& output, const MicroBatch& batch) override {
-    return {classification_loss(output["logits"], batch["labels"], options_.target)};
-  }
-  void set_activation_hook(const ActivationHook& hook) override;
   bool never_waits() const override { return typeid(*this) == typeid(BertClassifier); }
+
+ protected:
+  at::Tensor logits_BK(const at::Tensor& hidden_SBH, const MicroBatch& batch) override;
 
  private:
   struct Head {
@@ -33,12 +27,9 @@ class BertClassifier : public Model {
     Parameter& weight;
     Parameter& bias;
   };
-  at::Tensor logits_BK(const at::Tensor& hidden_SBH, const MicroBatch& batch);
 
-  BertConfig config_;
-  ClassifierOptions options_;
   TensorParallel parallel_;
-  Bert encoder_;
+  uint64_t dropout_seed_, dropout_site_;
   std::optional<Head> head_;
 };
 

@@ -5,15 +5,11 @@
 
 namespace teratron {
 
-struct BertConfig : TransformerConfig {
-  int64_t vocabulary = 0;         // logical size
-  int64_t padded_vocabulary = 0;  // rows of the embedding
-  int64_t max_positions = 0;
+struct BertConfig : LanguageModelConfig {
   int64_t token_types = 2;        // 0: no embedding of token types
   bool pretraining_heads = true;  // LM head and binary head; false: the encoder alone
   bool binary_head = true;        // pooler and classifier of sentence pairs
-  bool tied_embeddings = true;
-  /// Of the LM head's transform, where Megatron-LM never fuses (and approximates) it.
+  /// The LM head's transform approximates GELU by tanh: in Megatron-LM only with --openai-gelu.
   bool tanh_head_gelu = false;
 };
 

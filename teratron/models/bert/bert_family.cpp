@@ -5,6 +5,7 @@
 #include "teratron/models/bert/bert_inference.h"
 #include "teratron/models/bert/bert_operators.h"
 #include "teratron/models/bert/data/bert_dataset.h"
+#include "teratron/models/transformer/language_model_plan.h"
 
 namespace teratron {
 
@@ -61,25 +62,16 @@ Family bert_family() {
 }
 
 ModelPlan bert_plan(const BertConfig& config, const BatchSchema& batch) {
-  const auto residual = config.fp32_residual ? std::optional(at::kFloat) : std::nullopt;
-  const std::vector<std::string> losses = config.binary_head ? std::vector<std::string>{"lm loss", "sop loss"}
-                                                             : std::vector<std::string>{"lm loss"};
-  return {.towers = {{"encoder", config.layers}},
-          .batch = batch,
-          .packs_rows = true,
-          .channels = {{.name = "hidden",
-                        .shape = sequence_shape("sequence_index", config.hidden),
-                        .dtype = residual}},
-          .losses = losses,
-          .vocabulary = config.vocabulary,
-          .padded_vocabulary = config.padded_vocabulary,
-          .max_positions = config.max_positions,
-          .generates = false,
-          .build = [config](const StageContext& part) { return std::make_unique<Bert>(config, part); },
-          .inference = bert_inference(config),
-          .operators = bert_operators(config, batch),
-          .summary = fmt::format("BERT: {} layers, hidden {}, {} heads, ffn {}, vocabulary {}", config.layers,
-                                 config.hidden, config.heads, config.ffn_hidden, config.vocabulary)};
+  ModelPlan plan = language_model_plan(config, "encoder", batch);
+  plan.packs_rows = true;
+  if (config.binary_head) plan.losses = {"lm loss", "sop loss"};
+  plan.generates = false;
+  plan.build = [config](const StageContext& part) { return std::make_unique<Bert>(config, part); };
+  plan.inference = bert_inference(config);
+  plan.operators = bert_operators(config, batch);
+  plan.summary = fmt::format("BERT: {} layers, hidden {}, {} heads, ffn {}, vocabulary {}", config.layers,
+                             config.hidden, config.heads, config.ffn_hidden, config.vocabulary);
+  return plan;
 }
 
 BertDataOptions bert_data_options(const DataRequest& request) {

@@ -10,18 +10,13 @@
 
 namespace teratron {
 
-/// The hidden states [N, B, H] at `positions` [N, B] of each sample, on every tensor-parallel rank. Of
-/// [S, B, H], S local under sequence parallelism, or of packed rows [T, 1, H].
-at::Tensor select_positions(const at::Tensor& hidden_SBH, const at::Tensor& positions_NB,
-                            const TensorParallel& parallel, const PackedRows& packed = {});
-
 class BertHeads {
  public:
   /// `word_embeddings`: the projection's weight; null: its own.
   BertHeads(const Scope& root, const BertConfig& config, Parameter* word_embeddings,
             const TensorParallel& parallel);
 
-  /// Of hidden states of any positions [N, B, H], the same on all ranks: [N, B, padded vocabulary / tp].
+  /// Hidden states of any positions [N, B, H], the same on all ranks -> [N, B, padded vocabulary / tp].
   at::Tensor lm_logits(const at::Tensor& x_NBH);
   /// Cross entropy [N, B] with the labels.
   at::Tensor lm_losses(const at::Tensor& x_NBH, const at::Tensor& labels_NB);

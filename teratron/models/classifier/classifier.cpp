@@ -1,6 +1,9 @@
 #include "teratron/models/classifier/classifier.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include "teratron/settings/arguments.h"
 
 namespace teratron {
 
@@ -9,6 +12,19 @@ namespace {
 constexpr int64_t no_label = -1;
 
 }  // namespace
+
+ClassifierOptions classifier_options(const Arguments& args) {
+  const std::string task = args.task.value_or("classification");
+  ClassifierOptions options{.outputs = args.num_classes, .dropout = args.hidden_dropout};
+  if (task == "regression") {
+    options.target = ClassifierTarget::number;
+    options.outputs = 1;
+  }
+  if (task == "RACE") options.outputs = 1, options.choices = 4;
+  if (task == "MNLI") options.outputs = 3;
+  if (task == "QQP") options.outputs = 2;
+  return options;
+}
 
 at::Tensor class_labels(const at::Tensor& labels, int64_t samples) {
   return labels.slice(0, 0, labels.size(0), labels.size(0) / samples).squeeze(1);
@@ -33,13 +49,41 @@ LossTerm classification_loss(const at::Tensor& logits_BK, const at::Tensor& labe
   return {.sum = mean * samples, .count = count};
 }
 
-Column labels_column(const ClassifierOptions& options) {
-  const bool one_of = options.target == ClassifierTarget::one_of;
-  return {.name = "labels",
-          .type = one_of ? ColumnType::i64 : ColumnType::f32,
-          .shape = {one_of ? 1 : options.outputs},
-          .kind = Column::Kind::sample,
-          .stages = Column::Stages::last};
+BatchSchema classifier_schema(const ClassifierSchemaOptions& options, const BatchSchema& columns) {
+  const ClassifierOptions& classifier = options.classifier;
+  const bool one_of = classifier.target == ClassifierTarget::one_of;
+  const std::vector<int64_t> row = {options.sequence_length};
+  BatchSchema schema = {{.name = "tokens", .shape = row, .stages = Column::Stages::first},
+                        {.name = "sequence_index", .shape = row, .kind = Column::Kind::index}};
+  schema.insert(schema.end(), columns.begin(), columns.end());
+  schema.push_back({.name = "labels",
+                    .type = one_of ? ColumnType::i64 : ColumnType::f32,
+                    .shape = {one_of ? 1 : classifier.outputs},
+                    .kind = Column::Kind::sample,
+                    .stages = Column::Stages::last});
+  return schema;
+}
+
+Activations Classifier::forward(const Activations& input, const MicroBatch& batch, LayerStates* states) {
+  const Activations output = body_->forward(input, batch, states);
+  if (!stage().head) return output;
+  return {{"logits", logits_BK(output["hidden"], batch)}};
+}
+
+void Classifier::set_activation_hook(const ActivationHook& hook) {
+  Model::set_activation_hook(hook);
+  body_->set_activation_hook(hook);
+}
+
+ModelPlan classifier_plan(ModelPlan model, std::string_view name, const LanguageModelConfig& config,
+                          const ClassifierOptions& options) {
+  model.losses = {"loss"};
+  model.layer_sums = {};
+  model.generates = false;
+  model.inference.of_texts = true;
+  model.summary = fmt::format("{} classifier: {} outputs, {} layers, hidden {}, {} heads", name,
+                              options.outputs, config.layers, config.hidden, config.heads);
+  return model;
 }
 
 }  // namespace teratron

@@ -1,8 +1,12 @@
-// What classifiers share, whatever model is below them: labels, loss, options of the head.
+// Classifiers, whatever model is below them: labels, loss, options of the head, and what their models and
+// plans share.
 #pragma once
 
-#include "teratron/data/batch.h"
-#include "teratron/models/model.h"
+#include <memory>
+#include <string_view>
+
+#include "teratron/models/model_plan.h"
+#include "teratron/models/transformer/config.h"
 
 namespace teratron {
 
@@ -22,11 +26,11 @@ struct ClassifierOptions {
   int64_t choices = 1;
 };
 
-/// Labels [samples] of one class each, of [rows, 1], of which each sample has as many.
-at::Tensor class_labels(const at::Tensor& labels, int64_t samples);
+/// The head of --task: regression, classification (--num-classes), or one of `teratron tasks`.
+ClassifierOptions classifier_options(const Arguments& args);
 
-/// The column "labels" of the last stage: a class, or a value of each output.
-Column labels_column(const ClassifierOptions& options);
+/// Labels [samples], a class each, from a column [rows, 1] that repeats them for the rows of a sample.
+at::Tensor class_labels(const at::Tensor& labels, int64_t samples);
 
 /// The loss of the samples of a micro-batch, logits [B, K].
 LossTerm classification_loss(const at::Tensor& logits_BK, const at::Tensor& labels, ClassifierTarget target);
@@ -35,4 +39,41 @@ struct ClassifierSchemaOptions {
   int64_t sequence_length = 0;
   ClassifierOptions classifier = {};
 };
+/// tokens of the first stage and sequence_index [S], the columns of the model, and labels of the last stage:
+/// a class, or a value of each output.
+BatchSchema classifier_schema(const ClassifierSchemaOptions& options, const BatchSchema& columns);
+
+/// A model with a classification head in place of its heads. The last stage's activations are "logits"
+/// [B, K], of questions [B / choices, choices].
+class Classifier : public Model {
+ public:
+  /// `body`: the model without heads.
+  Classifier(std::unique_ptr<Model> body, const ClassifierOptions& options)
+      : Model(body->stage()), body_(std::move(body)), options_(options) {}
+
+  Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states) override;
+  std::vector<InferenceOutput> inference_outputs(const Activations& output) override {
+    return {{.name = "logits", .tensor = output["logits"]}};
+  }
+  std::vector<LossTerm> losses(const Activations& output, const MicroBatch& batch) override {
+    return {classification_loss(output["logits"], batch["labels"], options_.target)};
+  }
+  void set_activation_hook(const ActivationHook& hook) override;
+
+ protected:
+  /// The head, on the last stage's hidden states.
+  virtual at::Tensor logits_BK(const at::Tensor& hidden_SBH, const MicroBatch& batch) = 0;
+  const ClassifierOptions& options() const { return options_; }
+
+ private:
+  std::unique_ptr<Model> body_;
+  ClassifierOptions options_;
+};
+
+/// `model`: the plan of a model like this one with its own heads. The loss is "loss"; outside training the
+/// outputs are of whole texts. `build`, `operators` and other inputs are left to the model, whose name in
+/// reports is `name`: "GPT".
+ModelPlan classifier_plan(ModelPlan model, std::string_view name, const LanguageModelConfig& config,
+                          const ClassifierOptions& options);
+
 }  // namespace teratron

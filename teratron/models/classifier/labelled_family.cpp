@@ -42,15 +42,6 @@ void check_labelled(const Arguments& args, std::vector<Problem>& problems) {
 
 }  // namespace
 
-ClassifierOptions classifier_options(const Arguments& args) {
-  const std::string task = args.task.value_or("classification");
-  if (task == "regression") return {.target = ClassifierTarget::number, .outputs = 1};
-  if (task == "RACE") return {.outputs = 1, .choices = 4};
-  if (task == "MNLI") return {.outputs = 3};
-  if (task == "QQP") return {.outputs = 2};
-  return {.outputs = args.num_classes};
-}
-
 Family on_labelled_texts(Family classifier, LabelledForm form) {
   classifier.check = [own = classifier.check](const Arguments& args, std::vector<Problem>& problems) {
     check_labelled(args, problems);

@@ -7,9 +7,6 @@
 
 namespace teratron {
 
-/// The head of --task: regression, classification (--num-classes), or one of `teratron tasks`.
-ClassifierOptions classifier_options(const Arguments& args);
-
 /// The classifier's family with the datasets of labelled texts (--train-data, --valid-data) in this form, whose
 /// checks are added to its own.
 Family on_labelled_texts(Family classifier, LabelledForm form);

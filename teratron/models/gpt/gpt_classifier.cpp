@@ -3,51 +3,19 @@
 #include <ATen/ATen.h>
 
 #include "teratron/base/error.h"
-#include "teratron/models/bert/bert_heads.h"
 #include "teratron/models/classifier/labelled_family.h"
 #include "teratron/models/gpt/gpt_family.h"
-#include "teratron/models/gpt/gpt_operators.h"
+#include "teratron/models/transformer/select_positions.h"
 
 namespace teratron {
 
 namespace {
 
-GPTConfig without_logits(GPTConfig config) {
+std::unique_ptr<GPT> decoder_of(GPTConfig config, const StageContext& part) {
   config.output_layer = false;
-  return config;
+  return std::make_unique<GPT>(part.parameters, stage_config(config, part), part.stage, part.parallel,
+                               part.mesh);
 }
-
-}  // namespace
-
-GPTClassifier::GPTClassifier(const GPTConfig& config, const ClassifierOptions& options,
-                             const StageContext& part)
-    : Model(part.stage),
-      options_(options),
-      parallel_(part.parallel),
-      decoder_(part.parameters, stage_config(without_logits(config), part), part.stage, part.parallel,
-               part.mesh) {
-  if (!part.stage.head) return;
-  // Every tensor-parallel rank computes the head on the same rows, so that gradients agree without a sum.
-  head_ = &(Scope(part.parameters) / "classification_head")
-               .parameter("weight", {.shard = Shard::replicated({options.outputs, config.hidden}),
-                                     .init = weight_init(config)});
-}
-
-Activations GPTClassifier::forward(const Activations& input, const MicroBatch& batch, LayerStates* states) {
-  const Activations output = decoder_.forward(input, batch, states);
-  if (!head_) return output;
-  const at::Tensor last_1B = batch["last_token"].view({1, -1});
-  const at::Tensor x_1BH = select_positions(output["hidden"], last_1B, parallel_);
-  const at::Tensor weight = autograd_tensor(*head_);
-  return {{"logits", at::linear(x_1BH[0].to(weight.scalar_type()), weight)}};
-}
-
-void GPTClassifier::set_activation_hook(const ActivationHook& hook) {
-  Model::set_activation_hook(hook);
-  decoder_.set_activation_hook(hook);
-}
-
-namespace {
 
 // Padding follows the tokens, and no token attends to what follows.
 Inference classifier_inference(int64_t vocabulary) {
@@ -72,37 +40,36 @@ Inference classifier_inference(int64_t vocabulary) {
 
 }  // namespace
 
+GPTClassifier::GPTClassifier(const GPTConfig& config, const ClassifierOptions& options,
+                             const StageContext& part)
+    : Classifier(decoder_of(config, part), options), parallel_(part.parallel) {
+  if (!part.stage.head) return;
+  // Every tensor-parallel rank computes the head on the same rows, so that gradients agree without a sum.
+  head_ = &(Scope(part.parameters) / "classification_head")
+               .parameter("weight", {.shard = Shard::replicated({options.outputs, config.hidden}),
+                                     .init = weight_init(config)});
+}
+
+at::Tensor GPTClassifier::logits_BK(const at::Tensor& hidden_SBH, const MicroBatch& batch) {
+  const at::Tensor x_1BH = select_positions(hidden_SBH, batch["last_token"].view({1, -1}), parallel_);
+  const at::Tensor weight = autograd_tensor(*head_);
+  return at::linear(x_1BH[0].to(weight.scalar_type()), weight);
+}
+
 BatchSchema gpt_classifier_schema(const ClassifierSchemaOptions& options) {
-  using Kind = Column::Kind;
-  using Stages = Column::Stages;
-  const std::vector<int64_t> row = {options.sequence_length};
-  return {{.name = "tokens", .shape = row, .stages = Stages::first},
-          {.name = "sequence_index", .shape = row, .kind = Kind::index},
-          {.name = "last_token", .shape = {1}, .kind = Kind::sample, .stages = Stages::last},
-          labels_column(options.classifier)};
+  return classifier_schema(
+      options,
+      {{.name = "last_token", .shape = {1}, .kind = Column::Kind::sample, .stages = Column::Stages::last}});
 }
 
 ModelPlan gpt_classifier_plan(const GPTConfig& config, const ClassifierOptions& options,
                               const BatchSchema& batch) {
-  const auto residual = config.fp32_residual ? std::optional(at::kFloat) : std::nullopt;
-  return {.towers = {{"decoder", config.layers}},
-          .batch = batch,
-          .channels = {{.name = "hidden",
-                        .shape = sequence_shape("sequence_index", config.hidden),
-                        .dtype = residual}},
-          .losses = {"loss"},
-          .vocabulary = config.vocabulary,
-          .padded_vocabulary = config.padded_vocabulary,
-          .max_positions = config.max_positions,
-          .generates = false,
-          .build =
-              [config, options](const StageContext& part) {
-                return std::make_unique<GPTClassifier>(config, options, part);
-              },
-          .inference = classifier_inference(config.vocabulary),
-          .operators = gpt_operators(config),
-          .summary = fmt::format("GPT classifier: {} outputs, {} layers, hidden {}, {} heads",
-                                 options.outputs, config.layers, config.hidden, config.heads)};
+  ModelPlan plan = classifier_plan(gpt_plan(config, batch), "GPT", config, options);
+  plan.build = [config, options](const StageContext& part) {
+    return std::make_unique<GPTClassifier>(config, options, part);
+  };
+  plan.inference = classifier_inference(config.vocabulary);
+  return plan;
 }
 
 Family gpt_classifier_family() {

@@ -10,25 +10,16 @@
 
 namespace teratron {
 
-/// Columns: tokens, sequence_index; last_token i64 [B, 1] and labels. The last stage's activations are
-/// "logits" [B, K].
-class GPTClassifier : public Model {
+/// Columns: tokens, sequence_index; last_token i64 [B, 1] and labels.
+class GPTClassifier : public Classifier {
  public:
   GPTClassifier(const GPTConfig& config, const ClassifierOptions& options, const StageContext& part);
 
-  Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states) override;
-  std::vector<InferenceOutput> inference_outputs(const Activations& output) override {
-    return {{.name = "logits", .tensor = output["logits"]}};
-  }
-  std::vector<LossTerm> losses(const Activations& output, const MicroBatch& batch) override {
-    return {classification_loss(output["logits"], batch["labels"], options_.target)};
-  }
-  void set_activation_hook(const ActivationHook& hook) override;
+ protected:
+  at::Tensor logits_BK(const at::Tensor& hidden_SBH, const MicroBatch& batch) override;
 
  private:
-  ClassifierOptions options_;
   TensorParallel parallel_;
-  GPT decoder_;
   Parameter* head_ = nullptr;  // of the last stage
 };
 

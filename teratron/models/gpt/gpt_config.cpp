@@ -7,11 +7,7 @@
 namespace teratron {
 
 GPTConfig gpt_config(const Arguments& args, int64_t tokenizer_size) {
-  GPTConfig config{transformer_config(args)};
-  config.vocabulary = model_vocabulary(args, tokenizer_size);
-  config.padded_vocabulary = padded_vocab_size(args, config.vocabulary);
-  config.max_positions = args.max_position_embeddings.value();
-  config.tied_embeddings = !args.untie_embeddings_and_output_weights;
+  GPTConfig config{language_model_config(args, tokenizer_size)};
   config.embedding_norm = args.embedding_layernorm;
   if (args.scale_embeddings) config.embedding_scale = std::sqrt(static_cast<double>(config.hidden));
   config.first_position_row = args.position_embedding_offset;

@@ -5,11 +5,7 @@
 
 namespace teratron {
 
-struct GPTConfig : TransformerConfig {
-  int64_t vocabulary = 0;         // logical size
-  int64_t padded_vocabulary = 0;  // rows of the embedding
-  int64_t max_positions = 0;
-  bool tied_embeddings = true;
+struct GPTConfig : LanguageModelConfig {
   bool embedding_norm = false;     // of the word embeddings
   double embedding_scale = 1.0;    // of the word embeddings
   int64_t first_position_row = 0;  // of the learned position embeddings

@@ -7,6 +7,7 @@
 #include "teratron/models/gpt/gpt_operators.h"
 #include "teratron/models/gpt/sft/sft_dataset.h"
 #include "teratron/models/transformer/expert_metrics.h"
+#include "teratron/models/transformer/language_model_plan.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/tokenizer/build_tokenizer.h"
 
@@ -96,26 +97,18 @@ Family gpt_family() {
 }
 
 ModelPlan gpt_plan(const GPTConfig& config, const BatchSchema& batch) {
-  const auto residual = config.fp32_residual ? std::optional(at::kFloat) : std::nullopt;
-  return {.towers = {{"decoder", config.layers}},
-          .batch = batch,
-          .channels = {{.name = "hidden",
-                        .shape = sequence_shape("sequence_index", config.hidden),
-                        .dtype = residual}},
-          .layer_sums = expert_sums(config.experts),
-          .vocabulary = config.vocabulary,
-          .padded_vocabulary = config.padded_vocabulary,
-          .max_positions = config.max_positions,
-          .build =
-              [config](const StageContext& context) {
-                return std::make_unique<GPT>(context.parameters, stage_config(config, context), context.stage,
-                                             context.parallel, context.mesh);
-              },
-          .inference = token_inference(config.vocabulary),
-          .operators = gpt_operators(config),
-          .summary = fmt::format("GPT: {} layers, hidden {}, {} heads ({} key/value), ffn {}, vocabulary {}",
-                                 config.layers, config.hidden, config.heads, config.query_groups,
-                                 config.ffn_hidden, config.vocabulary)};
+  ModelPlan plan = language_model_plan(config, "decoder", batch);
+  plan.layer_sums = expert_sums(config.experts);
+  plan.build = [config](const StageContext& context) {
+    return std::make_unique<GPT>(context.parameters, stage_config(config, context), context.stage,
+                                 context.parallel, context.mesh);
+  };
+  plan.inference = token_inference(config.vocabulary);
+  plan.operators = gpt_operators(config);
+  plan.summary =
+      fmt::format("GPT: {} layers, hidden {}, {} heads ({} key/value), ffn {}, vocabulary {}", config.layers,
+                  config.hidden, config.heads, config.query_groups, config.ffn_hidden, config.vocabulary);
+  return plan;
 }
 
 GPTDataOptions gpt_data_options(const DataRequest& request) {

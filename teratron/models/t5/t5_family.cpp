@@ -4,7 +4,7 @@
 #include "teratron/models/t5/t5.h"
 #include "teratron/models/t5/t5_inference.h"
 #include "teratron/models/t5/t5_operators.h"
-#include "teratron/settings/checks/validate.h"
+#include "teratron/models/transformer/language_model_plan.h"
 #include "teratron/tokenizer/decoder_start.h"
 
 namespace teratron {
@@ -92,22 +92,17 @@ ModelPlan plan_of(const Arguments& args, int64_t vocabulary) {
 }
 
 std::vector<Channel> channels_of(const T5Config& config) {
-  const auto residual = config.encoder.fp32_residual ? std::optional(at::kFloat) : std::nullopt;
   const int64_t source = config.encoder.layers, all = source + config.decoder.layers;
-  const auto encoder_shape = sequence_shape("encoder_index", config.encoder.hidden);
-  return {{.name = "hidden",
-           .shape = encoder_shape,
-           .dtype = residual,
-           .crosses = [source](int64_t layer) { return layer < source; },
-           .needs_column = "encoder_index"},
-          {.name = "encoder_output",
-           .shape = encoder_shape,
-           .crosses = [source, all](int64_t layer) { return layer >= source && layer < all; },
-           .needs_column = "encoder_index"},
-          {.name = "decoder_hidden",
-           .shape = sequence_shape("decoder_index", config.decoder.hidden),
-           .dtype = residual,
-           .crosses = [source](int64_t layer) { return layer > source; }}};
+  Channel encoding = hidden_channel("hidden", "encoder_index", config.encoder);
+  encoding.crosses = [source](int64_t layer) { return layer < source; };
+  encoding.needs_column = "encoder_index";
+  const Channel encoded{.name = "encoder_output",
+                        .shape = encoding.shape,
+                        .crosses = [source, all](int64_t layer) { return layer >= source && layer < all; },
+                        .needs_column = "encoder_index"};
+  Channel decoding = hidden_channel("decoder_hidden", "decoder_index", config.decoder);
+  decoding.crosses = [source](int64_t layer) { return layer > source; };
+  return {encoding, encoded, decoding};
 }
 
 }  // namespace

@@ -186,4 +186,13 @@ int64_t model_vocabulary(const Arguments& args, int64_t tokenizer_size) {
   return std::max(tokenizer_size, args.vocab_size.value_or(0));
 }
 
+LanguageModelConfig language_model_config(const Arguments& args, int64_t tokenizer_size) {
+  LanguageModelConfig config{transformer_config(args)};
+  config.vocabulary = model_vocabulary(args, tokenizer_size);
+  config.padded_vocabulary = padded_vocab_size(args, config.vocabulary);
+  config.max_positions = args.max_position_embeddings.value();
+  config.tied_embeddings = !args.untie_embeddings_and_output_weights;
+  return config;
+}
+
 }  // namespace teratron

@@ -103,6 +103,17 @@ TransformerConfig transformer_config(const Arguments& args);
 /// tokenizer has tokens.
 int64_t model_vocabulary(const Arguments& args, int64_t tokenizer_size);
 
+/// A language model with one stack of layers.
+struct LanguageModelConfig : TransformerConfig {
+  int64_t vocabulary = 0;         // logical size
+  int64_t padded_vocabulary = 0;  // rows of the embedding
+  int64_t max_positions = 0;
+  bool tied_embeddings = true;
+};
+
+/// From the command-line arguments. The logical vocabulary is model_vocabulary().
+LanguageModelConfig language_model_config(const Arguments& args, int64_t tokenizer_size);
+
 /// Initialises every matrix whose output is not added to the residual stream.
 inline Init weight_init(const TransformerConfig& config) {
   return config.xavier_init ? Init::xavier() : Init::normal(config.init_std);
