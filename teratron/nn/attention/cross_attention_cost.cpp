@@ -34,19 +34,24 @@ class CrossAttentionCost {
   Operator core() const {
     const double heads = as_real(options_.heads) / target_.shards, width = as_real(options_.kv_channels);
     const double q = target_.tokens * heads * width * target_.element;
-    const bool drops = options_.dropout > 0.0;
-    // Backends of CPUs, and the one with dropout, repeat keys and values for every query head of their group.
-    const int64_t kept = drops || !target_.batch.gpu ? options_.heads : options_.query_groups;
+    const AttentionBackend backend =
+        choose_backend(attention_shape(options_, target_.batch, source_.batch.batch.sequence_length));
+    const bool stores_scores = backend == AttentionBackend::math;
+    // Keys and values may be repeated for every query head of their group.
+    const bool repeats = stores_scores || backend == AttentionBackend::flash_cpu;
+    const int64_t kept = repeats ? options_.heads : options_.query_groups;
     const double kv = 2.0 * source_.tokens * as_real(kept) / target_.shards * width * target_.element;
     const double scores = target_.samples * heads * target_.queries * source_.keys;
-    const double stored = drops ? 2.0 * scores * target_.element : target_.tokens * heads * target_.statistic;
+    const double score_bytes = stores_scores ? scores * target_.element : 0.0;
+    const double stored = stores_scores ? (options_.dropout > 0.0 ? 2.0 : 1.0) * score_bytes
+                                        : target_.tokens * heads * target_.statistic;
     Operator op{.name = name_ + ".core_attention", .kind = Operator::Kind::attention};
     op.flops = 4.0 * scores * width;
     op.bytes = 2.0 * q + kv;
     op.saved = 2.0 * q + kv + stored;  // queries, keys and values, and the output
-    op.forward_peak = op.saved + q + (drops ? scores * target_.element : 0.0);
+    op.forward_peak = op.saved + q + score_bytes;
     op.backward_peak =
-        op.saved + 3.0 * q + kv + target_.residual_stream + (drops ? 3.0 * scores * target_.element : q);
+        op.saved + 3.0 * q + kv + target_.residual_stream + (stores_scores ? 3.0 * score_bytes : q);
     return op;
   }
 

@@ -2,27 +2,12 @@
 
 #include "teratron/comm/nccl/symmetric_pool.h"
 #include "teratron/nn/attention/attention_cost.h"
-#include "teratron/nn/attention/choose_backend.h"
 #include "teratron/nn/cost/linear_cost.h"
 #include "teratron/nn/qkv.h"
 
 namespace teratron {
 
 namespace {
-
-AttentionShape shape_of(const AttentionLayerOptions& options, const RankBatch& batch) {
-  const int64_t length = batch.batch.sequence_length;
-  return {.gpu = batch.gpu,
-          .dtype = batch.dtype,
-          .queries = length,
-          .keys = length,
-          .width = options.kv_channels,
-          .causal = options.mask == Mask::causal,
-          .window = options.window,
-          .segments = batch.segmented ? std::optional(batch.batch.samples) : std::nullopt,
-          .dropout = options.dropout,
-          .biased = options.alibi || options.distance_bias};
-}
 
 class SelfAttentionCost {
  public:
@@ -31,7 +16,7 @@ class SelfAttentionCost {
         options_(options),
         sizes_(sizes),
         batch_(sizes.batch),
-        shape_(shape_of(options, sizes.batch)),
+        shape_(attention_shape(options, batch_, batch_.batch.sequence_length)),
         backend_(choose_backend(shape_)),
         heads_(as_real(options.heads) / sizes.shards),
         groups_(as_real(options.query_groups) / sizes.shards),
@@ -170,6 +155,19 @@ class SelfAttentionCost {
 };
 
 }  // namespace
+
+AttentionShape attention_shape(const AttentionLayerOptions& options, const RankBatch& batch, int64_t keys) {
+  return {.gpu = batch.gpu,
+          .dtype = batch.dtype,
+          .queries = batch.batch.sequence_length,
+          .keys = keys,
+          .width = options.kv_channels,
+          .causal = options.mask == Mask::causal,
+          .window = options.window,
+          .segments = batch.segmented ? std::optional(batch.batch.samples) : std::nullopt,
+          .dropout = options.dropout,
+          .biased = options.alibi || options.distance_bias};
+}
 
 std::vector<Operator> self_attention_operators(const std::string& name, const AttentionLayerOptions& options,
                                                const RankSizes& sizes) {
