@@ -180,7 +180,7 @@ GenerateBenchResult bench_generate(const Arguments& given, const GenerateBenchOp
                 *mesh.world().communicator);
   run_batch(model, engine, options);
   const Timing timing = run_batch(model, engine, options);
-  const double cached = static_cast<double>(cache_needs(model).bytes) *
+  const double cached = static_cast<double>(state_needs(model).per_token) *
                         static_cast<double>(options.prompt + options.new_tokens / 2);
   GenerateBenchResult result{
       .name = options.name,

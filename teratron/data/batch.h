@@ -23,7 +23,7 @@ struct Column {
     sequence,  // [S, ...], stacked as [S, B, ...]; cut over the context-parallel ranks
     sample,    // any shape, stacked as [B, ...]
     segments,  // i32 [S]: first position of each token's segment, named "...segment_start"; stacked as
-               // "...cu_seqlens" (nn/attention/segments.h)
+               // "...cu_seqlens" (nn/tokens/segments.h)
     index,     // i64 [S]: 0, 1, ... S - 1, not read from the dataset; stacked as [S, B] with stride 0 along B
   };
   /// Pipeline stages on which the batch has the column.

@@ -17,34 +17,52 @@ BeamPages::Table BeamPages::first(int64_t tokens) const {
   return {all_.begin(), all_.begin() + count};
 }
 
-BeamPages::Fork BeamPages::fork(const std::vector<Table>& beams, const std::vector<int64_t>& parents,
+namespace {
+
+// Those that are not in use, one after the other.
+class Spare {
+ public:
+  Spare(const std::vector<int32_t>& all, const std::set<int32_t>& used) : count_(all.size()) {
+    std::ranges::copy_if(all, std::back_inserter(spare_),
+                         [&](int32_t number) { return !used.contains(number); });
+  }
+  int32_t take() {
+    TERATRON_ASSERT(taken_ < spare_.size(), "the beams need more than {}", count_);
+    return spare_[taken_++];
+  }
+
+ private:
+  size_t count_;
+  std::vector<int32_t> spare_;
+  size_t taken_ = 0;
+};
+
+// The first continuation goes on in what its parent has, another one in a copy.
+int32_t kept_or_copied(int32_t parents, std::set<int32_t>& kept, Spare& spare, StateCopies::Pairs& copies) {
+  if (kept.insert(parents).second) return parents;
+  copies.from.push_back(parents);
+  copies.to.push_back(spare.take());
+  return copies.to.back();
+}
+
+}  // namespace
+
+BeamPages::Fork BeamPages::fork(const std::vector<Beam>& beams, const std::vector<int64_t>& parents,
                                 int64_t length) const {
-  std::set<int32_t> used;
-  for (const Table& table : beams) used.insert(table.begin(), table.end());
-  Table spare;
-  std::copy_if(all_.begin(), all_.end(), std::back_inserter(spare),
-               [&](int32_t page) { return !used.contains(page); });
-  size_t taken = 0;
-  const auto take = [&] {
-    TERATRON_ASSERT(taken < spare.size(), "the beams need more than {} pages", all_.size());
-    return spare[taken++];
-  };
+  std::set<int32_t> used_pages, used_slots;
+  for (const Beam& beam : beams) used_pages.insert(beam.table.begin(), beam.table.end());
+  for (const int64_t parent : parents) used_slots.insert(beams[parent].slot);
+  Spare pages(all_, used_pages), slots(slots_, used_slots);
   const int64_t full = length / page_size_;
   const bool has_partial = length % page_size_ != 0;
-  std::set<int32_t> kept;
+  std::set<int32_t> kept_pages, kept_slots;
   Fork fork;
   for (const int64_t parent : parents) {
-    const Table& from = beams[parent];
-    Table& table = fork.tables.emplace_back(from.begin(), from.begin() + full);
-    if (!has_partial) {
-      table.push_back(take());
-    } else if (kept.insert(from[full]).second) {
-      table.push_back(from[full]);  // the first continuation goes on in its parent's page
-    } else {
-      table.push_back(take());
-      fork.copied_from.push_back(from[full]);
-      fork.copied_to.push_back(table.back());
-    }
+    const Beam& from = beams[parent];
+    Beam& beam = fork.beams.emplace_back(Beam{{from.table.begin(), from.table.begin() + full}, 0});
+    beam.table.push_back(has_partial ? kept_or_copied(from.table[full], kept_pages, pages, fork.copies.pages)
+                                     : pages.take());
+    beam.slot = kept_or_copied(from.slot, kept_slots, slots, fork.copies.slots);
   }
   return fork;
 }

@@ -16,20 +16,25 @@ int64_t top_of(const GenerationRequest& request) {
   return request.logprobs && request.top_logprobs > 0 ? largest_top_logprobs : 0;
 }
 
+EngineSettings with_defaults(EngineSettings settings, const LanguageModel& model) {
+  const bool gpu = model.device.is_cuda();
+  if (settings.max_rows == 0) settings.max_rows = gpu ? 64 : 16;
+  if (settings.prompt_tokens == 0) settings.prompt_tokens = gpu ? 4096 : 512;
+  if (settings.longest == 0) settings.longest = model.max_positions;
+  settings.longest = std::min(settings.longest, model.max_positions);
+  if (settings.longest_source == 0) settings.longest_source = model.max_positions;
+  return settings;
+}
+
 }  // namespace
 
 Engine::Engine(const LanguageModel& model, const EngineSettings& settings, HostGroup& ranks)
-    : model_(model), settings_(settings) {
-  const bool gpu = model.device.is_cuda();
-  if (settings_.max_rows == 0) settings_.max_rows = gpu ? 64 : 16;
-  if (settings_.prompt_tokens == 0) settings_.prompt_tokens = gpu ? 4096 : 512;
-  if (settings_.longest == 0) settings_.longest = model.max_positions;
-  settings_.longest = std::min(settings_.longest, model.max_positions);
-  if (settings_.longest_source == 0) settings_.longest_source = model.max_positions;
+    : model_(model), settings_(with_defaults(settings, model)), slots_(settings_.max_rows + 1) {
   const int64_t longest_source = model.encodes ? std::min(settings_.longest_source, model.max_positions) : 0;
-  const CacheNeeds needs = cache_needs(model);
+  const StateNeeds needs = state_needs(model);
   const int64_t pages =
-      choose_pages({.bytes_per_page = std::max<int64_t>(needs.bytes, 1) * settings_.page_size,
+      choose_pages({.bytes_per_page = std::max<int64_t>(needs.per_token, 1) * settings_.page_size,
+                    .bytes_of_slots = needs.per_sequence * slots_.pages(),
                     .page_size = settings_.page_size,
                     .rows = settings_.max_rows,
                     .longest = settings_.longest + longest_source,
@@ -43,12 +48,11 @@ Engine::Engine(const LanguageModel& model, const EngineSettings& settings, HostG
              .max_tokens = (pages - 1) * settings_.page_size,
              .has_tokenizer = settings_.tokenizer != nullptr,
              .encodes = model.encodes};
-  runner_ =
-      std::make_unique<StageRunner>(model, StageRunner::Options{.cache = {.page_size = settings_.page_size,
-                                                                          .pages = pages,
-                                                                          .max_rows = settings_.max_rows,
-                                                                          .channels = needs.channels},
-                                                                .graphs = settings_.graphs});
+  runner_ = std::make_unique<StageRunner>(
+      model, StageRunner::Options{
+                 .capacity = {.page_size = settings_.page_size, .pages = pages, .slots = slots_.pages()},
+                 .max_rows = settings_.max_rows,
+                 .graphs = settings_.graphs});
 }
 
 Engine::~Engine() = default;
@@ -90,7 +94,7 @@ std::vector<Problem> Engine::problems_of(const GenerationRequest& request) const
   }
   if (problems.empty() && pages_of(request) > pool_->pages() - 1) {
     problems.push_back(
-        {.what = fmt::format("the request needs keys and values of {} tokens, and memory holds {}",
+        {.what = fmt::format("the request needs memory for {} tokens, and there is memory for {}",
                              pages_of(request) * settings_.page_size, limits_.max_tokens),
          .where = "max_new_tokens",
          .fix = "Ask for fewer tokens or answers, or raise --inference-dynamic-batching-buffer-size-gb"});
@@ -122,15 +126,17 @@ void Engine::admit() {
     active->source_pages = pool_->take(source_pages_of(request));
     const int64_t own_pages = pages - source_pages_of(request);
     if (beams) {
-      active->beam_pages = BeamPages(pool_->take(own_pages), settings_.page_size);
+      active->beam_pages = BeamPages(pool_->take(own_pages), slots_.take(rows), settings_.page_size);
       active->hypotheses.emplace(request.beams.width, request.beams.length_penalty);
       active->scores = {0.0};
     }
     for (int64_t i = 0; i < (beams ? 1 : request.choices); ++i) {
-      active->sequences.push_back({.tokens = request.prompt,
-                                   .pages = beams ? active->beam_pages.first(active->prompt())
-                                                  : pool_->take(own_pages / request.choices),
-                                   .top_p = request.sampling.top_p});
+      active->sequences.push_back(
+          {.tokens = request.prompt,
+           .pages =
+               beams ? active->beam_pages.first(active->prompt()) : pool_->take(own_pages / request.choices),
+           .slot = beams ? active->beam_pages.slots().front() : slots_.take(1).front(),
+           .top_p = request.sampling.top_p});
     }
     active_.push_back(std::move(active));
   }
@@ -155,6 +161,7 @@ void Engine::add_row(Plan& plan, Active& active, Sequence& sequence, int64_t tok
               .tokens = tokens,
               .length = sequence.cached + tokens,
               .pages = &sequence.pages,
+              .slot = sequence.slot,
               .source_pages = &active.source_pages,
               .source_length = static_cast<int64_t>(active.request.encoder_tokens.size())});
   const bool is_first = &sequence == active.sequences.data();
@@ -273,18 +280,19 @@ void Engine::apply_beams(Active& active, const std::vector<std::vector<StepOutpu
     active.done = true;
     return;
   }
-  std::vector<std::vector<int32_t>> tables;
-  for (const Sequence& sequence : active.sequences) tables.push_back(sequence.pages);
+  std::vector<BeamPages::Beam> beams;
+  for (const Sequence& sequence : active.sequences) beams.push_back({sequence.pages, sequence.slot});
   std::vector<int64_t> parents;
   for (const BeamCandidate& candidate : next) parents.push_back(candidate.beam);
-  BeamPages::Fork fork = active.beam_pages.fork(tables, parents, active.sequences.front().cached);
-  runner_->copy_pages(fork.copied_from, fork.copied_to);
+  BeamPages::Fork fork = active.beam_pages.fork(beams, parents, active.sequences.front().cached);
+  runner_->copy_states(fork.copies);
   std::vector<Sequence> sequences;
   active.scores.clear();
   for (size_t i = 0; i < next.size(); ++i) {
     Sequence& sequence = sequences.emplace_back(active.sequences[next[i].beam]);
     sequence.tokens.push_back(next[i].token);
-    sequence.pages = std::move(fork.tables[i]);
+    sequence.pages = std::move(fork.beams[i].table);
+    sequence.slot = fork.beams[i].slot;
     active.scores.push_back(next[i].score);
   }
   active.sequences = std::move(sequences);
@@ -307,6 +315,7 @@ void Engine::finish(Active& active, const char* reason) {
                                 .score = best.score});
     }
     for (const int32_t page : active.beam_pages.all()) pool_->give_back(page);
+    for (const int32_t slot : active.beam_pages.slots()) slots_.give_back(slot);
   }
   for (Sequence& sequence : active.sequences) {
     if (active.has_beams()) break;
@@ -315,6 +324,7 @@ void Engine::finish(Active& active, const char* reason) {
                               .logprobs = std::move(sequence.logprobs),
                               .top = std::move(sequence.top)});
     for (const int32_t page : sequence.pages) pool_->give_back(page);
+    slots_.give_back(sequence.slot);
   }
   for (const int32_t page : active.source_pages) pool_->give_back(page);
   rows_ -= active.rows;

@@ -10,7 +10,8 @@
 // On several ranks all must call the same functions with the same requests; RankedEngine (ranked_engine.h)
 // does so for a rank that knows them alone. Not thread-safe.
 //
-// The pages of a request are reserved when it joins: no request ever has to leave because memory is short.
+// The pages and slots of a request are reserved when it joins: no request ever has to leave because memory is
+// short.
 #pragma once
 
 #include <deque>
@@ -98,6 +99,7 @@ class Engine {
   EngineSettings settings_;
   RequestLimits limits_;
   std::optional<PagePool> pool_;
+  PagePool slots_;
   std::unique_ptr<StageRunner> runner_;
   std::deque<std::pair<int64_t, GenerationRequest>> waiting_;
   std::vector<std::unique_ptr<Active>> active_;

@@ -1,4 +1,4 @@
-// How many pages of keys and values fit.
+// How many pages of the layers' states fit.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@ namespace teratron {
 
 struct CacheRequest {
   int64_t bytes_per_page = 1;  // on this rank
+  int64_t bytes_of_slots = 0;  // of all slots on this rank
   int64_t page_size = 16;
   int64_t rows = 1;         // sequences at once that are wanted
   int64_t longest = 1;      // tokens of a sequence
@@ -19,7 +20,7 @@ struct CacheRequest {
 };
 
 /// The same number on all ranks, page 0 included. A notice where memory holds fewer sequences than wanted;
-/// Fault(out_of_memory) where it holds no page. Collective.
+/// Fault(out_of_memory) where it holds no page beside the slots. Collective.
 int64_t choose_pages(const CacheRequest& request, HostGroup& ranks);
 
 }  // namespace teratron

@@ -7,8 +7,9 @@ namespace teratron {
 
 struct Engine::Sequence {
   std::vector<int32_t> tokens;  // prompt and new ones
-  int64_t cached = 0;           // tokens with keys and values
+  int64_t cached = 0;           // tokens that the layers' states have seen
   std::vector<int32_t> pages;
+  int32_t slot = 0;
   double top_p = 0.0;
   std::vector<double> logprobs;
   std::vector<std::vector<TokenLogprob>> top;
@@ -31,7 +32,7 @@ struct Engine::Active {
 
   int64_t prompt() const { return static_cast<int64_t>(request.prompt.size()); }
   bool has_beams() const { return request.beams.width > 0; }
-  /// Tokens whose keys and values are needed; nothing follows the last one of a prompt that is only scored.
+  /// Tokens that must still run; nothing follows the last one of a prompt that is only scored.
   int64_t left_to_run(const Sequence& sequence) const {
     const bool skips_last = request.max_new_tokens == 0 && sequence.length() > 1;
     return sequence.length() - sequence.cached - (skips_last ? 1 : 0);

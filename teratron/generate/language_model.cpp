@@ -80,16 +80,13 @@ at::Tensor of_all_tokens(const at::Tensor& x_SB, const MicroBatch& own, int64_t 
 
 }  // namespace
 
-at::Tensor logits_of(const LanguageModel& model, std::span<const int64_t> ids, int64_t first,
-                     LayerStates* states) {
+at::Tensor logits_of(const LanguageModel& model, std::span<const int64_t> ids) {
   const at::NoGradGuard no_grad;
   const auto length = static_cast<int64_t>(ids.size());
   const at::Tensor tokens = at::tensor(at::ArrayRef<int64_t>(ids.data(), ids.size()));
-  const at::Tensor positions = at::arange(first, first + length, at::kLong);
-  TERATRON_ASSERT(model.context_parallel.size == 1 || states == nullptr,
-                  "context-parallel ranks have no states of earlier tokens");
+  const at::Tensor positions = at::arange(length, at::kLong);
   const MicroBatch batch = own_part(model, token_batch(tokens.to(model.device), positions.to(model.device)));
-  const at::Tensor logits = gathered_logits(model, model.whole().forward({}, batch, states)).unsqueeze(1);
+  const at::Tensor logits = gathered_logits(model, model.whole().forward({}, batch, nullptr)).unsqueeze(1);
   return of_all_tokens(logits, batch, length);
 }
 

@@ -58,11 +58,9 @@ MicroBatch token_batch(const at::Tensor& tokens_T, const at::Tensor& positions_T
 /// tensor-parallel rank.
 at::Tensor gathered_logits(const LanguageModel& model, const Activations& output);
 
-/// Logits [S, 1, vocabulary], without padding, of token ids at positions `first`, first + 1, ..., on every
-/// rank of a model of one stage. `states`: of the tokens before them, extended; null: there are none. With
-/// context-parallel ranks there can be no tokens before.
-at::Tensor logits_of(const LanguageModel& model, std::span<const int64_t> ids, int64_t first = 0,
-                     LayerStates* states = nullptr);
+/// Logits [S, 1, vocabulary], without padding, of the token ids of one sequence, on every rank of a model of
+/// one stage.
+at::Tensor logits_of(const LanguageModel& model, std::span<const int64_t> ids);
 
 /// The outputs of a micro-batch in fp32 on the CPU of every rank: [B, ...], logits [B, S, vocabulary] without
 /// padding.

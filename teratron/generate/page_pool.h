@@ -1,4 +1,5 @@
-// Which pages of keys and values are in use. Page numbers are the same on all ranks and layers.
+// Which pages, or slots, of the layers' states are in use. They have the same numbers on all ranks and in all
+// layers.
 #pragma once
 
 #include <cstdint>

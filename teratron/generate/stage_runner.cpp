@@ -6,7 +6,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include "teratron/base/error.h"
-#include "teratron/kernels/attention/paged_decode.h"
 #include "teratron/pipeline/executor.h"
 
 namespace teratron {
@@ -50,8 +49,8 @@ Activations input_buffers(const LanguageModel& model, const Model& chunk, const 
   return buffers;
 }
 
-// Slots of positions in a sequence's pages.
-struct PageSlots {
+// Places of positions in a sequence's pages.
+struct PagePlaces {
   const std::vector<int32_t>& pages;
   int64_t page_size;
 
@@ -59,16 +58,16 @@ struct PageSlots {
     return int64_t{pages[position / page_size]} * page_size + position % page_size;
   }
   std::vector<int64_t> range(int64_t begin, int64_t end) const {
-    std::vector<int64_t> slots;
-    for (int64_t i = begin; i < end; ++i) slots.push_back((*this)(i));
-    return slots;
+    std::vector<int64_t> places;
+    for (int64_t i = begin; i < end; ++i) places.push_back((*this)(i));
+    return places;
   }
-  PagedTokens tokens(int64_t length, at::Device device) const {
+  StoredTokens tokens(int64_t length, at::Device device) const {
     const int64_t used = (length + page_size - 1) / page_size;
     bool is_run = true;
     for (int64_t i = 1; i < used; ++i) is_run = is_run && pages[i] == pages[i - 1] + 1;
-    if (is_run) return {.length = length, .first_slot = (*this)(0)};
-    return {.length = length, .slots_L = long_tensor(range(0, length), device)};
+    if (is_run) return {.length = length, .first_place = (*this)(0)};
+    return {.length = length, .places_L = long_tensor(range(0, length), device)};
   }
 };
 
@@ -86,44 +85,33 @@ std::function<void()> watch_of(const LanguageModel& model) {
 
 }  // namespace
 
-CacheNeeds cache_needs(const LanguageModel& model) {
-  const at::NoGradGuard no_grad;
-  const at::Tensor zero = at::zeros({1}, at::TensorOptions().dtype(at::kLong).device(model.device));
-  const MicroBatch batch = model.encodes ? token_batch(zero, zero, zero) : token_batch(zero, zero);
-  CacheNeeds needs;
-  for (const auto& chunk : model.chunks) {
-    LayerStates states(chunk->stage().layers);
-    const bool begins = chunk->stage().embedding;
-    chunk->forward(begins ? Activations{} : input_buffers(model, *chunk, batch), batch, &states);
-    for (const LayerState& state : states) {
-      const auto* const cache = std::get_if<KeyValueCache>(&state);
-      if (!cache || !cache->tokens.k_SBGD.defined()) continue;
-      const auto& [k_SBGD, v_SBGD] = cache->tokens;
-      needs.bytes += static_cast<int64_t>(k_SBGD.nbytes() + v_SBGD.nbytes());
-      needs.channels = k_SBGD.size(3);
-    }
-  }
+StateNeeds state_needs(const LanguageModel& model) {
+  StateNeeds needs;
+  for (const auto& chunk : model.chunks) needs += chunk->make_states()->needs();
   return needs;
-}
-
-bool StageRunner::has_kernel() const {
-  return paged_decode_supports(model_.device, model_.dtype, options_.cache.channels);
 }
 
 StageRunner::StageRunner(const LanguageModel& model, const Options& options)
     : model_(model), options_(options) {
-  batch_->page_size = options.cache.page_size;
-  batch_->pages = options.cache.pages;
+  const StateCapacity& capacity = options.capacity;
+  batch_->page_size = capacity.page_size;
+  StateNeeds needs;
+  has_tables_ = true;
   for (const auto& chunk : model.chunks) {
-    for (LayerState& state : states_.emplace_back(chunk->stage().layers))
-      state.emplace<KeyValueCache>().paged.batch = batch_;
+    LayerStates& states = *states_.emplace_back(chunk->make_states());
+    needs += states.needs();
+    has_tables_ = has_tables_ && states.decodes_from_tables();
+    states.allocate(capacity);
   }
-  if (has_kernel()) {
-    const int64_t width = (model.max_positions + options.cache.page_size - 1) / options.cache.page_size;
-    table_ = PageTable({options.cache.max_rows, width, &StepRow::pages}, model.device);
-    if (model.encodes) sources_ = SourceTable(options.cache.max_rows, width, model.device);
+  keeps_slots_ = needs.per_sequence > 0;
+  has_tables_ = has_tables_ && (needs.per_token > 0 || keeps_slots_);
+  if (has_tables_) {
+    const int64_t width = (model.max_positions + capacity.page_size - 1) / capacity.page_size;
+    table_ = PageTable({options.max_rows, width, &StepRow::pages}, model.device);
+    slots_ = RowNumbers(options.max_rows, model.device);
+    if (model.encodes) sources_ = SourceTable(options.max_rows, width, model.device);
     if (options.graphs && model.pipeline.group.size == 1)
-      graphs_ = std::make_unique<DecodeGraphs>(options.cache.max_rows, model.device, watch_of(model));
+      graphs_ = std::make_unique<DecodeGraphs>(options.max_rows, model.device, watch_of(model));
   }
   if (model.pipeline.group.size > 1) connect_stages();
 }
@@ -148,29 +136,41 @@ void StageRunner::connect_stages() const {
 
 void StageRunner::describe_rows(const StepInput& part) {
   batch_->rows.clear();
-  batch_->source_slots_S = at::Tensor();
-  std::vector<int64_t> slots;
+  batch_->source_places_S = at::Tensor();
+  std::vector<int64_t> places;
   int64_t decode_rows = 0;
   for (const StepRow& row : part.rows) {
     if (row.tokens == 1 && decode_rows == static_cast<int64_t>(batch_->rows.size())) decode_rows += 1;
-    const PageSlots pages{*row.pages, options_.cache.page_size};
+    const PagePlaces pages{*row.pages, options_.capacity.page_size};
     const std::vector<int64_t> added = pages.range(row.length - row.tokens, row.length);
-    slots.insert(slots.end(), added.begin(), added.end());
-    PagedRow& paged =
-        batch_->rows.emplace_back(PagedRow{.first_token = row.first_token,
-                                           .tokens = row.tokens,
-                                           .sequence = pages.tokens(row.length, model_.device)});
+    places.insert(places.end(), added.begin(), added.end());
+    GenerationRow& described =
+        batch_->rows.emplace_back(GenerationRow{.first_token = row.first_token,
+                                                .tokens = row.tokens,
+                                                .sequence = pages.tokens(row.length, model_.device)});
     if (!model_.encodes) continue;
-    const PageSlots source{*row.source_pages, options_.cache.page_size};
-    paged.source = source.tokens(row.source_length, model_.device);
+    const PagePlaces source{*row.source_pages, options_.capacity.page_size};
+    described.source = source.tokens(row.source_length, model_.device);
     if (row.source_tokens)
-      batch_->source_slots_S = long_tensor(source.range(0, row.source_length), model_.device);
+      batch_->source_places_S = long_tensor(source.range(0, row.source_length), model_.device);
   }
-  batch_->slots_T = long_tensor(slots, model_.device);
-  batch_->decode_rows = std::min(decode_rows, options_.cache.max_rows);
+  batch_->places_T = long_tensor(places, model_.device);
+  batch_->decode_rows = std::min(decode_rows, options_.max_rows);
   batch_->table_RP = batch_->source_table_RP = at::Tensor();
-  if (has_kernel() && batch_->decode_rows > 0)
-    set_tables(part.rows, batch_->decode_rows, batch_->decode_rows);
+  if (has_tables_ && batch_->decode_rows > 0) set_tables(part.rows, batch_->decode_rows, batch_->decode_rows);
+  if (keeps_slots_) describe_slots(part.rows);
+}
+
+void StageRunner::describe_slots(const std::vector<StepRow>& rows) {
+  std::vector<int64_t> slots, first, last;
+  for (const StepRow& row : rows) {
+    slots.push_back(row.slot);
+    first.push_back(row.first_token);
+    last.push_back(row.first_token + row.tokens - 1);
+  }
+  batch_->slot_R = long_tensor(slots, model_.device);
+  batch_->first_R = long_tensor(first, model_.device);
+  batch_->last_R = long_tensor(last, model_.device);
 }
 
 // Of the first rows, `decoded` of them, and others that pad them. Whether anything changed.
@@ -182,6 +182,17 @@ bool StageRunner::set_tables(const std::vector<StepRow>& rows, int64_t decoded, 
   changed = sources_.set(rows, decoded, padded) || changed;
   batch_->source_table_RP = sources_.pages(padded);
   batch_->source_last_R = sources_.last(padded);
+  return changed;
+}
+
+// For a step of one token per row.
+bool StageRunner::set_slots(const std::vector<StepRow>& rows, int64_t padded) {
+  if (!keeps_slots_) return false;
+  std::vector<int64_t> slots(static_cast<size_t>(padded), 0);
+  std::ranges::transform(rows, slots.begin(), &StepRow::slot);
+  const bool changed = slots_.set(slots);
+  batch_->slot_R = slots_.rows(padded);
+  batch_->first_R = batch_->last_R = at::Tensor();
   return changed;
 }
 
@@ -210,8 +221,11 @@ MicroBatch StageRunner::batch_of(const StepInput& part) const {
   const at::Tensor tokens = long_tensor(part.tokens, model_.device),
                    positions = long_tensor(part.positions, model_.device);
   const std::vector<int32_t>* const source = part.rows.front().source_tokens;
-  if (!source) return token_batch(tokens, positions);
-  return token_batch(tokens, positions, long_tensor({source->begin(), source->end()}, model_.device));
+  MicroBatch batch =
+      source ? token_batch(tokens, positions, long_tensor({source->begin(), source->end()}, model_.device))
+             : token_batch(tokens, positions);
+  batch.generation = batch_;
+  return batch;
 }
 
 std::vector<Activations> StageRunner::run_chunks(const std::vector<StepInput>& parts) {
@@ -222,7 +236,7 @@ std::vector<Activations> StageRunner::run_chunks(const std::vector<StepInput>& p
     for (const StepInput& part : parts) {
       describe_rows(part);
       const MicroBatch batch = batch_of(part);
-      const Activations output = chunk.forward(receive(chunk, batch), batch, &states_[c]);
+      const Activations output = chunk.forward(receive(chunk, batch), batch, states_[c].get());
       if (chunk.stage().head) {
         outputs.push_back(output);
       } else {
@@ -314,7 +328,7 @@ StepOutput StageRunner::unpack(const StepInput& step, const at::Tensor& values) 
 bool StageRunner::decodes_only(const StepInput& step) const {
   return step.targets.empty() && step.choices.size() == step.rows.size() &&
          step.tokens.size() == step.rows.size() &&
-         static_cast<int64_t>(step.rows.size()) <= options_.cache.max_rows &&
+         static_cast<int64_t>(step.rows.size()) <= options_.max_rows &&
          std::all_of(step.choices.begin(), step.choices.end(),
                      [](const StepChoice& choice) { return choice.best == 0; }) &&
          std::none_of(step.rows.begin(), step.rows.end(),
@@ -323,14 +337,17 @@ bool StageRunner::decodes_only(const StepInput& step) const {
 
 StepOutput StageRunner::decode(const StepInput& step) {
   const auto rows = static_cast<int64_t>(step.rows.size());
-  const bool same_pages = !set_tables(step.rows, rows, graphs_->padded_rows(rows));
-  const at::Tensor output_NR = graphs_->run(
-      step, same_pages,
-      [&](const at::Tensor& tokens, const at::Tensor& positions, const at::Tensor& parameters,
-          const SamplingNeeds& needs) {
-        const Activations output = model_.whole().forward({}, token_batch(tokens, positions), &states_[0]);
-        return agreed(sample_rows(gathered_logits(model_, output), parameters, needs));
-      });
+  const int64_t padded = graphs_->padded_rows(rows);
+  const bool new_pages = set_tables(step.rows, rows, padded), new_slots = set_slots(step.rows, padded);
+  const at::Tensor output_NR =
+      graphs_->run(step, !new_pages && !new_slots,
+                   [&](const at::Tensor& tokens, const at::Tensor& positions, const at::Tensor& parameters,
+                       const SamplingNeeds& needs) {
+                     MicroBatch batch = token_batch(tokens, positions);
+                     batch.generation = batch_;
+                     const Activations output = model_.whole().forward({}, batch, states_[0].get());
+                     return agreed(sample_rows(gathered_logits(model_, output), parameters, needs));
+                   });
   return unpack(step, output_NR.narrow(1, 0, rows).t().contiguous());
 }
 
@@ -359,20 +376,8 @@ StepOutput StageRunner::run(const StepInput& step) {
   return unpack(step, result.to(at::kCPU));
 }
 
-void StageRunner::copy_pages(const std::vector<int32_t>& from, const std::vector<int32_t>& to) {
-  const int64_t size = options_.cache.page_size;
-  const auto copy = [&](const at::Tensor& pages) {
-    if (!pages.defined()) return;
-    for (size_t i = 0; i < from.size(); ++i)
-      pages.narrow(0, to[i] * size, size).copy_(pages.narrow(0, from[i] * size, size));
-  };
-  for (LayerStates& states : states_) {
-    for (LayerState& state : states) {
-      const PagedKeyValues& paged = std::get<KeyValueCache>(state).paged;
-      copy(paged.k_TGD);
-      copy(paged.v_TGD);
-    }
-  }
+void StageRunner::copy_states(const StateCopies& copies) {
+  for (const auto& states : states_) states->copy(copies);
 }
 
 }  // namespace teratron

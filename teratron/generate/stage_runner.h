@@ -1,5 +1,5 @@
-// Runs the steps of generation on this rank's stage of the model, with its cache of keys and values. All
-// ranks run the same steps.
+// Runs the steps of generation on this rank's stage of the model, with the states of its layers. All ranks
+// run the same steps.
 //
 // Stages get a step in as many micro-batches as there are stages, each of some of its sequences; a rank with
 // several chunks (virtual stages) passes all of them through one after the other. On GPUs,
@@ -14,40 +14,29 @@
 
 namespace teratron {
 
-/// Keys and values of one token on this rank.
-struct CacheNeeds {
-  int64_t bytes = 0;
-  int64_t channels = 0;  // of a head
-};
-/// Runs each chunk once.
-CacheNeeds cache_needs(const LanguageModel& model);
-
-struct CacheShape {
-  int64_t page_size = 16;
-  int64_t pages = 0;
-  int64_t max_rows = 1;  // of a step that decodes
-  int64_t channels = 0;
-};
+/// What the layers keep of the sequences, on this rank.
+StateNeeds state_needs(const LanguageModel& model);
 
 class StageRunner {
  public:
   struct Options {
-    CacheShape cache;
-    bool graphs = true;  // where they are possible
+    StateCapacity capacity;
+    int64_t max_rows = 1;  // of a step that decodes
+    bool graphs = true;    // where they are possible
   };
   /// Collective over the pipeline.
   StageRunner(const LanguageModel& model, const Options& options);
   /// The same on all ranks. Collective.
   StepOutput run(const StepInput& step);
-  /// Copies keys and values of page from[i] to page to[i], one after the other.
-  void copy_pages(const std::vector<int32_t>& from, const std::vector<int32_t>& to);
+  void copy_states(const StateCopies& copies);
 
  private:
   /// The outputs of the head for each part; none on ranks without it.
   std::vector<Activations> run_chunks(const std::vector<StepInput>& parts);
   void describe_rows(const StepInput& part);
+  void describe_slots(const std::vector<StepRow>& rows);
   bool set_tables(const std::vector<StepRow>& rows, int64_t decoded, int64_t padded);
-  bool has_kernel() const;
+  bool set_slots(const std::vector<StepRow>& rows, int64_t padded);
   bool decodes_only(const StepInput& step) const;
   StepOutput decode(const StepInput& step);
   void connect_stages() const;
@@ -62,9 +51,12 @@ class StageRunner {
 
   const LanguageModel& model_;
   Options options_;
-  std::shared_ptr<PagedBatch> batch_ = std::make_shared<PagedBatch>();
-  std::vector<LayerStates> states_;  // of each chunk
+  std::shared_ptr<GenerationBatch> batch_ = std::make_shared<GenerationBatch>();
+  std::vector<std::unique_ptr<LayerStates>> states_;  // of each chunk
+  bool keeps_slots_ = false;
+  bool has_tables_ = false;  // layers find their pages by tables
   PageTable table_;
+  RowNumbers slots_;
   SourceTable sources_;
   std::unique_ptr<DecodeGraphs> graphs_;  // null: eager
 };

@@ -179,7 +179,7 @@ TEST(T5Engine, SourcesTakePagesUntilTheirAnswerIsComplete) {
     engine.submit({.prompt = {1}, .encoder_tokens = std::vector<int32_t>(24, 2), .max_new_tokens = 4});
     FAIL() << "a source that does not fit";
   } catch (const UserError& error) {
-    EXPECT_NE(std::string(error.what()).find("keys and values of 32 tokens, and memory holds 28"),
+    EXPECT_NE(std::string(error.what()).find("memory for 32 tokens, and there is memory for 28"),
               std::string::npos)
         << error.what();
   }

@@ -3,7 +3,7 @@
 //
 //   base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight [rank, in]     and lora_B [out, rank]
 //
-// Ours stand beside the weight that holds the projection (nn/lora/lora.h): linear_qkv.lora_A
+// Ours stand beside the weight that holds the projection (nn/lora.h): linear_qkv.lora_A
 // [parts * rank, in] and lora_B [out, rank]. A pair for all projections of a weight is written once for each
 // of them.
 #pragma once

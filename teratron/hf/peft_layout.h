@@ -21,7 +21,7 @@ std::string layer_of(const HfTensor& tensor);
 std::string module_of(const HfSource& source);
 
 /// Which adapter of a weight each of its sources has: -1: none, -2: several, for parts of the source. As
-/// lora_parts() of nn/lora/lora.h.
+/// lora_parts() of nn/lora.h.
 struct SourceParts {
   std::vector<int64_t> part;
   int64_t count = 0;  // of adapters

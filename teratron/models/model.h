@@ -53,7 +53,8 @@ struct MicroBatch {
   bool training = true;                   // dropout is active
   ContextParallel context_parallel = {};  // sequence columns hold this rank's tokens of their samples
   int64_t padded_length = 0;              // of packed rows: S of the rows with padding
-  AuxiliaryLosses auxiliary = {};         // set by the engine
+  std::shared_ptr<const GenerationBatch> generation = nullptr;  // its rows; null: no text is generated
+  AuxiliaryLosses auxiliary = {};                               // set by the engine
 
   const at::Tensor& operator[](std::string_view column) const { return tensors[column]; }
 };
@@ -98,10 +99,12 @@ class Model {
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
-  /// The first stage ignores `input`. The last stage returns the input of logits() and losses(). `states`:
-  /// one per layer of the stage, extended by the micro-batch (generation); null: none. Models that do not
-  /// generate text ignore them.
+  /// The first stage ignores `input`. The last stage returns the input of logits() and losses(). `states`: of
+  /// make_states(), in a generation; else null.
   virtual Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states) = 0;
+  /// What the layers of the stage keep of the sequences of a generation. Default: nothing, as for models that
+  /// do not generate text.
+  virtual std::unique_ptr<LayerStates> make_states() const { return std::make_unique<LayerStates>(); }
   /// [S, B, padded vocabulary / tp] of the last stage's activations. Default: undefined.
   virtual at::Tensor logits(const Activations& output);
   /// Computed from the last stage's activations. Default: "logits", the result of logits().
@@ -118,7 +121,8 @@ class Model {
   virtual void set_activation_hook(const ActivationHook& hook) { hook_ = hook; }
 
   /// Whether forward and backward are known never to wait for the device, so that they can become CUDA graphs
-  /// without being asked to (--cuda-graph-impl auto).
+  /// without being asked to (--cuda-graph-impl auto). A derived class inherits the answer. It overrides this,
+  /// too, if something that it overrides waits.
   virtual bool never_waits() const { return false; }
 
   const StageSpec& stage() const { return stage_; }

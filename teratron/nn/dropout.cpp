@@ -6,7 +6,7 @@
 #include "teratron/base/error.h"
 #include "teratron/kernels/pointwise/activation.h"
 #include "teratron/kernels/pointwise/dropout.h"
-#include "teratron/nn/autograd.h"
+#include "teratron/nn/autograd/autograd.h"
 
 namespace teratron {
 

@@ -42,7 +42,7 @@ struct DropoutArgs {
   DropoutKey key;
   SequenceRows rows;                                 // unused without dropout
   std::shared_ptr<DropoutRowIds> row_ids = nullptr;  // null: not shared
-  bool training = false;  // adapters drop inputs (nn/lora/lora.h), whatever `rate` is
+  bool training = false;                             // adapters drop inputs (nn/lora.h), whatever `rate` is
 };
 
 /// The residual branch to which a layer's output is added after dropout.

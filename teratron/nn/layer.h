@@ -2,33 +2,18 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
-#include <variant>
-#include <vector>
 
-#include "teratron/nn/attention/packed_rows.h"
-#include "teratron/nn/attention/paged.h"
-#include "teratron/nn/context_parallel/context_parallel.h"
 #include "teratron/nn/dropout.h"
-#include "teratron/nn/rope.h"
+#include "teratron/nn/layer_state.h"
+#include "teratron/nn/tokens/context_cut.h"
+#include "teratron/nn/tokens/generation_batch.h"
+#include "teratron/nn/tokens/packed_rows.h"
 
 namespace teratron {
 
-struct KeyValues {
-  at::Tensor k_SBGD;
-  at::Tensor v_SBGD;
-};
-
-/// Of one transformer layer, during generation.
-struct KeyValueCache {
-  KeyValues tokens;      // of all tokens so far
-  PagedKeyValues paged;  // takes their place if it has a batch
-  KeyValues memory;      // of cross attention, computed once; with pages these hold it, too
-};
-
-/// What a layer keeps between the calls of a generation. The layer chooses the type.
-using LayerState = std::variant<std::monostate, KeyValueCache>;
-using LayerStates = std::vector<LayerState>;  // one per layer of a stage
+class RotaryEmbedding;  // attention/rope.h
 
 /// What cross attention attends to.
 struct Memory {
@@ -55,9 +40,10 @@ struct LayerContext {
   Segments segments;                 // see AttentionRequest
   PackedRows packed;                 // see AttentionRequest
   ContextParallel context_parallel;  // S counts the tokens of this rank; segments are in the cut
+  std::shared_ptr<const GenerationBatch> generation = nullptr;  // null: the layers have no states
   Memory memory;
-  /// [N, 2 L - 1] biases of self-attention for the distances -(L - 1), ..., L - 1 (nn/relative_position.h), L
-  /// at least the number of keys; undefined: none.
+  /// [N, 2 L - 1] biases of self-attention for the distances -(L - 1), ..., L - 1, L at least the number of
+  /// keys (attention/relative_position.h); undefined: none.
   at::Tensor distance_bias;
   SequenceRows rows;  // undefined without dropout
   uint64_t dropout_seed = 0;
@@ -82,9 +68,12 @@ struct LayerContext {
 class Layer {
  public:
   virtual ~Layer() = default;
-  /// x [S, B, H] -> [S, B, H]. `state` is null in training. A layer of plain tensor operations begins with
-  /// apply_bias_grad(x) and returns {y}; Hidden::bias only saves a pass over memory.
+  /// x [S, B, H] -> [S, B, H]. `state`: of make_state(), in a generation; null in training. A layer of plain
+  /// tensor operations begins with apply_bias_grad(x) and returns {y}; Hidden::bias only saves a pass over
+  /// memory.
   virtual Hidden forward(const Hidden& x, const LayerContext& context, LayerState* state) = 0;
+  /// What the layer keeps of the sequences of a generation; null: nothing.
+  virtual std::unique_ptr<LayerState> make_state() const { return nullptr; }
 };
 
 }  // namespace teratron

@@ -4,9 +4,9 @@
 
 #include "teratron/base/error.h"
 #include "teratron/kernels/pointwise/activation.h"
-#include "teratron/nn/autograd.h"
+#include "teratron/nn/autograd/autograd.h"
 #include "teratron/nn/dropout.h"
-#include "teratron/nn/lora/lora.h"
+#include "teratron/nn/lora.h"
 
 namespace teratron {
 

@@ -3,9 +3,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "teratron/kernels/fp8/activation_fp8.h"
-#include "teratron/nn/autograd.h"
+#include "teratron/nn/autograd/autograd.h"
 #include "teratron/nn/dropout.h"
-#include "teratron/nn/lora/lora.h"
+#include "teratron/nn/lora.h"
 
 namespace teratron {
 

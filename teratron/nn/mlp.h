@@ -29,7 +29,7 @@ class Mlp : public FeedForward {
     return forward(x_SBH);
   }
   Hidden forward_add_residual(const Normed& x_SBH, const ResidualDropout& residual,
-                              const LayerContext& /*context*/) override {
+                              const LayerContext& /*context*/, LayerState* /*state*/) override {
     return forward_add_residual(x_SBH, residual);
   }
 

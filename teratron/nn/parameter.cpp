@@ -6,7 +6,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/kernels/gemm/gemm.h"
-#include "teratron/nn/autograd.h"
+#include "teratron/nn/autograd/autograd.h"
 #include "teratron/nn/init.h"
 
 namespace teratron {

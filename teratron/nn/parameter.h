@@ -20,7 +20,7 @@
 #include "teratron/base/shard.h"
 #include "teratron/kernels/gemm/gemm.h"
 #include "teratron/nn/fp8_scaling.h"
-#include "teratron/nn/lora/lora_options.h"
+#include "teratron/nn/lora_options.h"
 #include "teratron/nn/param_group.h"
 
 namespace teratron {

@@ -8,7 +8,7 @@
 #include "teratron/base/error.h"
 #include "teratron/kernels/loss/cross_entropy.h"
 #include "teratron/kernels/pointwise/activation.h"
-#include "teratron/nn/autograd.h"
+#include "teratron/nn/autograd/autograd.h"
 
 namespace teratron {
 

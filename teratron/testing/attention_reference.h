@@ -13,12 +13,14 @@ struct AttentionCase {
   Mask mask = Mask::causal;
   int64_t window = 0;
   std::vector<int32_t> cu_seqlens_q = {}, cu_seqlens_k = {};
+  int64_t v_width = 0;  // of values; 0: as the others
 
+  int64_t value_width() const { return v_width > 0 ? v_width : width; }
   std::string name() const {
     return fmt::format(
-        "{} queries, {} keys, batch {}, {} heads in {} groups of {}, {}, window {}, segments {}/{}", queries,
-        keys, batch, heads, groups, width, mask == Mask::full ? "full" : "causal", window,
-        cu_seqlens_q.size(), cu_seqlens_k.size());
+        "{} queries, {} keys, batch {}, {} heads in {} groups of {}/{}, {}, window {}, segments {}/{}",
+        queries, keys, batch, heads, groups, width, value_width(), mask == Mask::full ? "full" : "causal",
+        window, cu_seqlens_q.size(), cu_seqlens_k.size());
   }
 };
 
@@ -35,8 +37,8 @@ struct AttentionResult {
 inline AttentionSample random_sample(const AttentionCase& c, at::ScalarType type) {
   return {randn({c.queries, c.batch, c.heads, c.width}, type),
           randn({c.keys, c.batch, c.groups, c.width}, type),
-          randn({c.keys, c.batch, c.groups, c.width}, type),
-          randn({c.queries, c.batch, c.heads * c.width}, type)};
+          randn({c.keys, c.batch, c.groups, c.value_width()}, type),
+          randn({c.queries, c.batch, c.heads * c.value_width()}, type)};
 }
 
 /// [B, Sq, Sk], true where the query sees the key.

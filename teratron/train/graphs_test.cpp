@@ -1,5 +1,6 @@
 // Steps with CUDA graphs are bitwise equal to eager steps: losses, gradients and weights. On a CPU nothing is
 // captured, but data and scalars take the same path (device_graph.h).
+#include "teratron/models/gpt/gpt.h"
 #include "teratron/testing/graph_runs.h"
 #include "teratron/testing/train_run.h"
 
@@ -132,20 +133,29 @@ TEST_F(GraphRun, NeedsAGpu) {
             std::string::npos);
 }
 
-// What waits for the device is captured only if the user asks for it.
-struct CustomStep : TrainStep {};
+// What may wait for the device is captured only if the user asks for it. A derived class inherits the answer.
+struct OwnLosses : TrainStep {};
+struct OwnBatches : ModelLosses {};
+struct HookedGpt : GPT {
+  using GPT::GPT;
+};
 
-TEST(Graphs, LeaveCustomStepsAlone) {
-  CustomStep step;
-  EngineOptions options = engine_options(gpt2_config(graph_sizes), {}, at::kFloat);
+TEST(Graphs, LeaveLossesOfAProgramAlone) {
+  OwnLosses losses;
+  OwnBatches batches;
+  const GPTConfig config = gpt2_config(graph_sizes);
+  EngineOptions options = engine_options(config, {}, at::kFloat);
   options.graphs_after = 1;
   options.graphs_where_host_bound = true;
-  for (TrainStep* const one : {static_cast<TrainStep*>(nullptr), static_cast<TrainStep*>(&step)}) {
-    options.step = one;
+  options.model.build = [config](const StageContext& part) {
+    return std::make_unique<HookedGpt>(part.parameters, config, part.stage, part.parallel, part.mesh);
+  };
+  for (TrainStep* const step : std::initializer_list<TrainStep*>{nullptr, &batches, &losses}) {
+    options.step = step;
     TrainEngine engine(options, Mesh());
     GraphOutcome outcome;
     run_graph_steps({.steps = steps_that_decide}, engine, outcome);
-    EXPECT_EQ(outcome.graphs.empty(), one != nullptr) << outcome.graphs;
+    EXPECT_EQ(outcome.graphs.empty(), step == &losses) << outcome.graphs;
   }
 }
 

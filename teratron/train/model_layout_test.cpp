@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "teratron/testing/generation/generation_steps.h"
 #include "teratron/testing/models.h"
 
 namespace teratron {
@@ -82,7 +83,7 @@ TEST(Gpt, PaddedLogitsDoNotMatter) {
   }
 }
 
-TEST(Gpt, KeyValueCacheMatchesFullForward) {
+TEST(Gpt, StepsOfAGenerationMatchFullForward) {
   const at::NoGradGuard no_grad;
   for (const TestVariant& variant : all_variants()) {
     ParameterSet parameters({.dtype = at::kDouble, .seed = 3});
@@ -90,14 +91,20 @@ TEST(Gpt, KeyValueCacheMatchesFullForward) {
     MicroBatch whole = test_batch(variant.config, {}, false);
     whole.training = false;
     const at::Tensor expected = model.logits(model.forward({}, whole, nullptr));
-    LayerStates states(variant.config.layers);
-    const std::vector<std::pair<int64_t, int64_t>> chunks = {{0, 3}, {3, 1}, {4, 1}, {5, 3}};
-    for (const auto& [first, length] : chunks) {
-      const MicroBatch chunk{.tensors = {{"tokens", whole["tokens"].narrow(0, first, length)},
-                                         {"position_ids", whole["sequence_index"].narrow(0, first, length)}},
-                             .training = false};
-      const at::Tensor logits = model.logits(model.forward({}, chunk, &states));
-      EXPECT_LT(relative_error(logits, expected.narrow(0, first, length)), 1e-12) << variant.name;
+    const SequencesInStep sequences{.sequences = whole["tokens"].size(1)};
+    const auto states = model.make_states();
+    states->allocate(sequences.capacity());
+    for (const auto& [first, length] :
+         std::vector<std::pair<int64_t, int64_t>>{{0, 3}, {3, 1}, {4, 1}, {5, 3}}) {
+      const auto of_step = [first = first, length = length](const at::Tensor& x_SB) {
+        return by_sequence(x_SB.narrow(0, first, length));
+      };
+      const MicroBatch chunk{.tensors = {{"tokens", of_step(whole["tokens"])},
+                                         {"position_ids", of_step(whole["sequence_index"])}},
+                             .training = false,
+                             .generation = sequences.step(first, length)};
+      const at::Tensor logits = model.logits(model.forward({}, chunk, states.get()));
+      EXPECT_LT(relative_error(logits, of_step(expected)), 1e-12) << variant.name;
     }
   }
 }

@@ -31,7 +31,7 @@ std::unique_ptr<Timers> make_timers(const Arguments& args, at::Device device) {
 }
 
 std::unique_ptr<TrainStep> make_step(const Registry& registry, const Registry::Context& context) {
-  return registry.train_step ? registry.train_step(context) : std::make_unique<TrainStep>();
+  return registry.train_step ? registry.train_step(context) : std::make_unique<ModelLosses>();
 }
 
 std::vector<std::unique_ptr<JobLock>> lock_directories(const Arguments& args) {

@@ -57,19 +57,24 @@ bool PageTable::set(const std::vector<StepRow>& rows, int64_t count, int64_t pad
   return changed;
 }
 
+RowNumbers::RowNumbers(int64_t rows, at::Device device)
+    : host_(rows, 0), device_(at::zeros({rows}, at::TensorOptions().dtype(at::kLong).device(device))) {}
+
+bool RowNumbers::set(const std::vector<int64_t>& numbers) {
+  if (std::equal(numbers.begin(), numbers.end(), host_.begin())) return false;
+  std::copy(numbers.begin(), numbers.end(), host_.begin());
+  device_.narrow(0, 0, std::ssize(numbers)).copy_(at::tensor(numbers, at::kLong));
+  return true;
+}
+
 SourceTable::SourceTable(int64_t rows, int64_t width, at::Device device)
-    : pages_({rows, width, &StepRow::source_pages}, device),
-      host_last_(rows, 0),
-      last_(at::zeros({rows}, at::TensorOptions().dtype(at::kLong).device(device))) {}
+    : pages_({rows, width, &StepRow::source_pages}, device), last_(rows, device) {}
 
 bool SourceTable::set(const std::vector<StepRow>& rows, int64_t count, int64_t padded) {
-  std::vector<int64_t> last = host_last_;
-  for (int64_t i = 0; i < padded; ++i) last[i] = i < count ? rows[i].source_length - 1 : 0;
-  const bool same_pages = !pages_.set(rows, count, padded);
-  if (same_pages && last == host_last_) return false;
-  last_.copy_(at::tensor(last, at::kLong));
-  host_last_ = std::move(last);
-  return true;
+  std::vector<int64_t> last(static_cast<size_t>(padded), 0);
+  for (int64_t i = 0; i < count; ++i) last[i] = rows[i].source_length - 1;
+  const bool new_pages = pages_.set(rows, count, padded), new_last = last_.set(last);
+  return new_pages || new_last;
 }
 
 SamplingNeeds needs_of(const StepInput& step) {

@@ -41,7 +41,21 @@ class PageTable {
   at::Tensor host_, device_;  // i32 [rows, width]
 };
 
-/// The same for the sources of the rows, and their last positions.
+/// A number for each row of a step on the device, in static memory.
+class RowNumbers {
+ public:
+  RowNumbers() = default;
+  RowNumbers(int64_t rows, at::Device device);
+  /// Of the first rows. Copied if it changed, then true.
+  bool set(const std::vector<int64_t>& numbers);
+  at::Tensor rows(int64_t count) const { return device_.narrow(0, 0, count); }
+
+ private:
+  std::vector<int64_t> host_;
+  at::Tensor device_;  // i64 [rows]
+};
+
+/// The pages of the sources of the rows, and their last positions.
 class SourceTable {
  public:
   SourceTable() = default;
@@ -49,12 +63,11 @@ class SourceTable {
   /// As PageTable::set(); others have position 0.
   bool set(const std::vector<StepRow>& rows, int64_t count, int64_t padded);
   at::Tensor pages(int64_t count) const { return pages_.rows(count); }
-  at::Tensor last(int64_t count) const { return last_.narrow(0, 0, count); }
+  at::Tensor last(int64_t count) const { return last_.rows(count); }
 
  private:
   PageTable pages_;
-  std::vector<int64_t> host_last_;
-  at::Tensor last_;  // i64 [rows]
+  RowNumbers last_;
 };
 
 class DecodeGraphs {

@@ -30,7 +30,7 @@ struct FusedAttentionOptions {
   double scale = 1.0;  // > 0
   bool causal = false;
   int64_t window = 0;                     // see nn/attention/attention.h; only with `causal`
-  at::Tensor cu_seqlens_q, cu_seqlens_k;  // i32, both or none: see nn/attention/segments.h
+  at::Tensor cu_seqlens_q, cu_seqlens_k;  // i32, both or none: see nn/tokens/segments.h
   Dropout dropout;                        // rows are numbered over [B, N, Sq] and given; p < 1 - 2^-17
 };
 

@@ -16,7 +16,7 @@ class BertClassifier : public Classifier {
  public:
   BertClassifier(const BertConfig& config, const ClassifierOptions& options, const StageContext& part);
 
-  bool never_waits() const override { return typeid(*this) == typeid(BertClassifier); }
+  bool never_waits() const override { return true; }
 
  protected:
   at::Tensor logits_BK(const at::Tensor& hidden_SBH, const MicroBatch& batch) override;

@@ -52,8 +52,9 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
   }
   const Scope decoder = root / "decoder";
   const LayerFactory make_layer = [&](const Scope& scope, int64_t layer) {
-    return std::make_unique<TransformerLayer>(scope, config, layer, parallel,
-                                              experts_factory(config, layer, parallel, mesh));
+    return std::make_unique<TransformerLayer>(
+        scope, config, layer, parallel,
+        LayerParts{.feed_forward = experts_factory(config, layer, parallel, mesh)});
   };
   layers_ = std::make_unique<LayerStack>(decoder / "layers", config,
                                          LayerRange{stage.first_layer, stage.layers}, parallel, make_layer);

@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <optional>
-#include <typeinfo>
 
 #include "teratron/models/gpt/gpt_config.h"
 #include "teratron/models/model.h"
@@ -26,14 +25,13 @@ class GPT : public Model {
       const TensorParallel& parallel, const Mesh& mesh = {});
 
   Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states) override;
+  std::unique_ptr<LayerStates> make_states() const override { return layers_->make_states(); }
   at::Tensor logits(const Activations& output) override;
   at::Tensor token_losses(const Activations& output, const MicroBatch& batch) override;
   void set_activation_hook(const ActivationHook& hook) override;
-  /// A derived class might wait. GEMMs of experts do in some precisions and on some GPUs, which the settings
-  /// say (settings/checks/graphs.h).
-  bool never_waits() const override {
-    return typeid(*this) == typeid(GPT) && !config_.experts.options.router.sinkhorn;
-  }
+  /// GEMMs of experts wait in some precisions and on some GPUs, which the settings say
+  /// (settings/checks/graphs.h).
+  bool never_waits() const override { return !config_.experts.options.router.sinkhorn; }
 
  private:
   at::Tensor embed(const MicroBatch& batch, const LayerContext& context);

@@ -59,17 +59,13 @@ LayerContext decoder_context(const MicroBatch& batch, const TransformerConfig& c
   return layer_context(own, config, nullptr);
 }
 
-// Tokens of the longest decoder sequence in the micro-batch, those cached included.
-int64_t decoder_length(int64_t tokens, const LayerStates* states) {
-  const auto* const cache =
-      states && !states->empty() ? std::get_if<KeyValueCache>(&states->front()) : nullptr;
-  if (!cache) return tokens;
-  if (!cache->paged.batch)
-    return tokens + (cache->tokens.k_SBGD.defined() ? cache->tokens.k_SBGD.size(0) : 0);
-  const PagedBatch& batch = *cache->paged.batch;
-  if (batch.table_RP.defined()) return batch.table_RP.size(1) * batch.page_size;  // the same in each step
+// Tokens of the longest decoder sequence in the micro-batch, those before it included.
+int64_t decoder_length(int64_t tokens, const GenerationBatch* generation) {
+  if (!generation) return tokens;
+  const at::Tensor& table_RP = generation->table_RP;
+  if (table_RP.defined()) return table_RP.size(1) * generation->page_size;  // the same in each step
   int64_t longest = 1;
-  for (const PagedRow& row : batch.rows) longest = std::max(longest, row.sequence.length);
+  for (const GenerationRow& row : generation->rows) longest = std::max(longest, row.sequence.length);
   return longest;
 }
 
@@ -178,7 +174,7 @@ at::Tensor T5::decode(const at::Tensor& hidden_SBH, const at::Tensor& encoder_ou
   notify(here_.embeds_target ? "embedding" : "the previous stage", x_SBH, batch);
   if (decoder_.positions) {
     context.distance_bias =
-        decoder_.positions->by_distance(decoder_length(context.positions_SB.size(0), states));
+        decoder_.positions->by_distance(decoder_length(context.positions_SB.size(0), batch.generation.get()));
   }
   const Hidden y =
       decoder_.layers ? decoder_.layers->forward(std::move(x_SBH), context, states) : Hidden{x_SBH};
@@ -204,6 +200,10 @@ Activations T5::forward(const Activations& input, const MicroBatch& batch, Layer
   if (here_.embeds_target || input["decoder_hidden"].defined())
     output.set("decoder_hidden", decode(input["decoder_hidden"], encoder_output_SBH, batch, states));
   return output;
+}
+
+std::unique_ptr<LayerStates> T5::make_states() const {
+  return decoder_.layers ? decoder_.layers->make_states() : Model::make_states();
 }
 
 void T5::set_activation_hook(const ActivationHook& hook) {

@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <optional>
-#include <typeinfo>
 
 #include "teratron/models/model.h"
 #include "teratron/models/t5/t5_config.h"
@@ -36,11 +35,13 @@ class T5 : public Model {
 
   /// encode() and decode(), as far as the stage has their layers.
   Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states) override;
+  /// Of the decoder's layers.
+  std::unique_ptr<LayerStates> make_states() const override;
   /// Layers of the encoder, on hidden states or, where it begins, on encoder_tokens; with the final norm
   /// where it ends.
   at::Tensor encode(const at::Tensor& hidden_SBH, const MicroBatch& batch);
-  /// As encode(), for the decoder, whose cross attention sees `encoder_output_SBH`. `states`: one per layer
-  /// of the decoder, or null.
+  /// As encode(), for the decoder, whose cross attention sees `encoder_output_SBH`. `states`: as of
+  /// forward().
   at::Tensor decode(const at::Tensor& hidden_SBH, const at::Tensor& encoder_output_SBH,
                     const MicroBatch& batch, LayerStates* states);
   at::Tensor logits(const Activations& output) override;
@@ -48,7 +49,7 @@ class T5 : public Model {
   std::vector<InferenceOutput> inference_outputs(const Activations& output) override;
   at::Tensor token_losses(const Activations& output, const MicroBatch& batch) override;
   void set_activation_hook(const ActivationHook& hook) override;
-  bool never_waits() const override { return typeid(*this) == typeid(T5); }  // a derived class might
+  bool never_waits() const override { return true; }
 
  private:
   struct Tower {

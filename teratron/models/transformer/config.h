@@ -8,9 +8,10 @@
 #include "teratron/kernels/norm/norm.h"
 #include "teratron/kernels/pointwise/activation.h"
 #include "teratron/nn/attention/attention.h"
+#include "teratron/nn/attention/context_parallel/context_parallel.h"
+#include "teratron/nn/attention/relative_position.h"
+#include "teratron/nn/attention/rope.h"
 #include "teratron/nn/moe/moe_layer.h"
-#include "teratron/nn/relative_position.h"
-#include "teratron/nn/rope.h"
 
 namespace teratron {
 

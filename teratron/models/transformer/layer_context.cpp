@@ -40,6 +40,7 @@ LayerContext layer_context(const MicroBatch& batch, const TransformerConfig& con
           .segments = {batch["cu_seqlens"]},
           .packed = packed,
           .context_parallel = context,
+          .generation = batch.generation,
           .rows = rows,
           .dropout_seed = config.dropout_seed,
           .sample_ids_B = batch.sample_ids_B,

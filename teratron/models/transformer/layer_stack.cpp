@@ -76,8 +76,14 @@ Hidden LayerStack::forward(at::Tensor x_SBH, const LayerContext& context, LayerS
     const auto pass = offloads ? offload_->begin_pass(x.x_SBH.device()) : nullptr;
     return forward_units(std::move(x), context, pass.get());
   }
-  for (size_t i = 0; i < layers_.size(); ++i) x = forward_layer(i, x, context, &states->at(i));
+  for (size_t i = 0; i < layers_.size(); ++i) x = forward_layer(i, x, context, (*states)[i]);
   return x;
+}
+
+std::unique_ptr<LayerStates> LayerStack::make_states() const {
+  auto states = std::make_unique<LayerStates>();
+  for (const Entry& entry : layers_) states->add(entry.layer->make_state());
+  return states;
 }
 
 Hidden LayerStack::forward_units(Hidden x, const LayerContext& context, ActivationOffload::Pass* offload) {

@@ -37,9 +37,11 @@ class LayerStack {
   /// offloaded.
   LayerStack(const Scope& scope, const TransformerConfig& config, const LayerRange& layers,
              const TensorParallel& parallel, const LayerFactory& make_layer);
-  /// `states`: one per layer, or null. With states (generation) nothing is recomputed. Offloading frees x_SBH
-  /// unless the caller keeps it.
+  /// `states`: of make_states(), in a generation, when nothing is recomputed; else null. Offloading frees
+  /// x_SBH unless the caller keeps it.
   Hidden forward(at::Tensor x_SBH, const LayerContext& context, LayerStates* states);
+  /// One for each layer.
+  std::unique_ptr<LayerStates> make_states() const;
   /// Called with the output of each layer and its name; recomputed layers call it again in backward.
   void set_activation_hook(const ActivationHook& hook) { hook_ = hook; }
 

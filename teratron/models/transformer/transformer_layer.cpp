@@ -2,113 +2,101 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include "teratron/base/error.h"
 #include "teratron/models/transformer/layer_options.h"
+#include "teratron/nn/attention/attention_layer.h"
 #include "teratron/nn/mlp.h"
 
 namespace teratron {
 
-namespace {
-
-KeyValueCache* key_value_cache(LayerState* state) {
-  if (!state) return nullptr;
-  if (!std::holds_alternative<KeyValueCache>(*state)) state->emplace<KeyValueCache>();
-  return &std::get<KeyValueCache>(*state);
-}
-
-}  // namespace
-
-FeedForwardFactory experts_factory(const TransformerConfig& config, int64_t layer,
-                                   const TensorParallel& parallel, const Mesh& mesh) {
+MixerFactory experts_factory(const TransformerConfig& config, int64_t layer, const TensorParallel& parallel,
+                             const Mesh& mesh) {
   if (!config.experts.in(layer)) return nullptr;
   return [&config, layer, &parallel, &mesh](const Scope& scope) {
     return std::make_unique<MoeLayer>(scope, moe_options(config, layer), parallel, mesh);
   };
 }
 
-TransformerLayer::CrossBranch::CrossBranch(const Scope& scope, const TransformerConfig& config, int64_t layer,
-                                           const TensorParallel& parallel)
-    : norm(scope / "pre_cross_attn_layernorm", config.hidden, config.norm, parallel),
-      attention(scope / "cross_attention", cross_attention_options(config, layer), parallel) {}
-
 TransformerLayer::TransformerLayer(const Scope& scope, const TransformerConfig& config, int64_t layer,
-                                   const TensorParallel& parallel,
-                                   const FeedForwardFactory& make_feed_forward)
+                                   const TensorParallel& parallel, const LayerParts& parts)
     : hidden_dropout_(config.hidden_dropout),
       residual_after_norm_(config.residual_after_norm),
       norm_outputs_(config.norm_outputs),
-      parallel_residual_(config.parallel_residual),
+      side_by_side_(config.parallel_residual),
       site_(first_dropout_site(config, layer)),
-      parallel_(parallel),
-      attention_norm_(scope / "input_layernorm", config.hidden, config.norm, parallel),
-      attention_(scope / "self_attention", self_attention_options(config, layer), parallel),
-      cross_(config.cross_attention ? std::make_unique<CrossBranch>(scope, config, layer, parallel)
-                                    : nullptr),
-      mlp_norm_(scope / "pre_mlp_layernorm", config.hidden, config.norm, parallel),
-      mlp_(make_feed_forward ? make_feed_forward(scope / "mlp")
-                             : std::make_unique<Mlp>(scope / "mlp", mlp_options(config), parallel)) {}
+      parallel_(parallel) {
+  const auto add_branch = [&](const char* norm, DropoutSite site, const auto& make_mixer) {
+    branches_.push_back({Norm(scope / norm, config.hidden, config.norm, parallel), nullptr, site_ + site});
+    branches_.back().mixer = make_mixer();
+  };
+  add_branch("input_layernorm", attention_output, [&]() -> std::unique_ptr<Mixer> {
+    const Scope own = scope / "self_attention";
+    if (parts.attention) return parts.attention(own);
+    return std::make_unique<SelfAttention>(own, self_attention_options(config, layer), parallel);
+  });
+  if (config.cross_attention) {
+    add_branch("pre_cross_attn_layernorm", cross_output, [&] {
+      return std::make_unique<CrossAttention>(scope / "cross_attention",
+                                              cross_attention_options(config, layer), parallel);
+    });
+  }
+  add_branch("pre_mlp_layernorm", mlp_output, [&]() -> std::unique_ptr<Mixer> {
+    const Scope own = scope / "mlp";
+    if (parts.feed_forward) return parts.feed_forward(own);
+    return std::make_unique<Mlp>(own, mlp_options(config), parallel);
+  });
+}
 
-// h = x + dropout(attention(norm(x))), in a decoder h = h + dropout(cross_attention(norm(h), memory)),
-// y = h + dropout(mlp(norm(h)))
+// h = x, then for each branch h = h + dropout(mixer(norm(h))), or h + dropout(norm(mixer(h))). Side by side,
+// all norms read x: y = x + dropout(attention(norm(x))) + dropout(mlp(norm(x))).
 Hidden TransformerLayer::forward(const Hidden& x, const LayerContext& context, LayerState* state) {
-  KeyValueCache* const cache = key_value_cache(state);
-  if (norm_outputs_) return forward_norm_outputs(x, context, cache);
-  if (parallel_residual_) return forward_parallel(x, context, cache);
-  const LayerInput attended = pre_norm(attention_norm_, x, context, site_ + attention_output);
-  Hidden h = attention_.forward_add_residual(attended.normed, attended.residual, context, cache);
-  if (cross_) {
-    const LayerInput crossed = pre_norm(cross_->norm, h, context, site_ + cross_output);
-    h = cross_->attention.forward_add_residual(crossed.normed.tensor(), crossed.residual, context, cache);
+  const auto* const states = static_cast<LayerStates*>(state);
+  const size_t together = side_by_side_ ? branches_.size() : 1;
+  Hidden h = x;
+  for (size_t first = 0; first < branches_.size(); first += together) {
+    std::vector<Input> inputs;
+    for (size_t i = first; i < first + together; ++i) {
+      inputs.push_back(read(branches_[i], h));
+      h = {inputs.back().residual_SBH};
+    }
+    for (size_t i = first; i < first + together; ++i) {
+      Input& input = inputs[i - first];
+      input.residual_SBH = apply_bias_grad(h);
+      h = add(branches_[i], input, context, states ? (*states)[i] : nullptr);
+    }
   }
-  const auto [h_normed, h_residual] = pre_norm(mlp_norm_, h, context, site_ + mlp_output);
-  return mlp_->forward_add_residual(h_normed, h_residual, context);
+  return h;
 }
 
-// h = x + dropout(norm(attention(x))), in a decoder likewise cross attention, y = h + dropout(norm(mlp(h)))
-Hidden TransformerLayer::forward_norm_outputs(const Hidden& x, const LayerContext& context,
-                                              KeyValueCache* cache) {
-  const at::ScalarType narrow = attention_norm_.dtype();  // of the weights; the residual may be fp32
-  const ResidualDropout branch{.dropout = context.hidden_dropout(0.0, site_, parallel_)};  // adds nothing
-  const at::Tensor x_SBH = apply_bias_grad(x);
-  at::Tensor h_SBH =
-      add_normed(attention_norm_, attention_.forward_add_residual(x_SBH.to(narrow), branch, context, cache),
-                 x_SBH, context, site_ + attention_output);
-  if (cross_) {
-    h_SBH = add_normed(cross_->norm,
-                       cross_->attention.forward_add_residual(h_SBH.to(narrow), branch, context, cache),
-                       h_SBH, context, site_ + cross_output);
+TransformerLayer::Input TransformerLayer::read(Branch& branch, const Hidden& h) const {
+  if (norm_outputs_) {  // in the weights' dtype; the residual may be fp32
+    const at::Tensor h_SBH = apply_bias_grad(h);
+    return {h_SBH.to(branch.norm.dtype()), h_SBH};
   }
-  return {add_normed(mlp_norm_, mlp_->forward_add_residual(h_SBH.to(narrow), branch, context), h_SBH, context,
-                     site_ + mlp_output)};
+  if (!at::GradMode::is_enabled() && !residual_after_norm_) return {branch.norm.deferred(h.x_SBH), h.x_SBH};
+  const auto [normed, residual] = branch.norm.forward_with_residual(h);
+  return {normed, residual_after_norm_ ? normed.to(residual.scalar_type()) : residual};
 }
 
-// y = x + dropout(attention(norm(x))) + dropout(mlp(norm(x))), with two norms
-Hidden TransformerLayer::forward_parallel(const Hidden& x, const LayerContext& context,
-                                          KeyValueCache* cache) {
-  TERATRON_ASSERT(!cross_, "a decoder layer with cross attention has no parallel form");
-  const LayerInput attended = pre_norm(attention_norm_, x, context, site_ + attention_output);
-  LayerInput fed = pre_norm(mlp_norm_, {attended.residual.residual_SBH}, context, site_ + mlp_output);
-  const ResidualDropout residual{fed.residual.residual_SBH, attended.residual.dropout};
-  fed.residual.residual_SBH =
-      apply_bias_grad(attention_.forward_add_residual(attended.normed, residual, context, cache));
-  return mlp_->forward_add_residual(fed.normed, fed.residual, context);
+Hidden TransformerLayer::add(Branch& branch, const Input& input, const LayerContext& context,
+                             LayerState* state) const {
+  const DropoutArgs dropout = context.hidden_dropout(hidden_dropout_, branch.dropout_site, parallel_);
+  if (!norm_outputs_)
+    return branch.mixer->forward_add_residual(input.normed, {input.residual_SBH, dropout}, context, state);
+  const ResidualDropout nothing{.dropout = context.hidden_dropout(0.0, site_, parallel_)};
+  const Hidden mixed = branch.mixer->forward_add_residual(input.normed, nothing, context, state);
+  return {bias_dropout_add(branch.norm.forward_with_residual(mixed).normed, nullptr, input.residual_SBH,
+                           dropout)};
 }
 
-at::Tensor TransformerLayer::add_normed(Norm& norm, const Hidden& branch, const at::Tensor& residual_SBH,
-                                        const LayerContext& context, uint64_t site) const {
-  return bias_dropout_add(norm.forward_with_residual(branch).normed, nullptr, residual_SBH,
-                          context.hidden_dropout(hidden_dropout_, site, parallel_));
-}
-
-TransformerLayer::LayerInput TransformerLayer::pre_norm(Norm& norm, const Hidden& x,
-                                                        const LayerContext& context, uint64_t site) const {
-  const DropoutArgs dropout = context.hidden_dropout(hidden_dropout_, site, parallel_);
-  if (!at::GradMode::is_enabled() && !residual_after_norm_)
-    return {.normed = norm.deferred(x.x_SBH), .residual = {.residual_SBH = x.x_SBH, .dropout = dropout}};
-  const auto [normed, residual] = norm.forward_with_residual(x);
-  return {.normed = normed,
-          .residual = {.residual_SBH = residual_after_norm_ ? normed.to(residual.scalar_type()) : residual,
-                       .dropout = dropout}};
+std::unique_ptr<LayerState> TransformerLayer::make_state() const {
+  auto states = std::make_unique<LayerStates>();
+  LayerState* before = nullptr;
+  for (const Branch& branch : branches_) {
+    std::unique_ptr<LayerState> state = branch.mixer->make_state(before);
+    if (state) before = state.get();
+    states->add(std::move(state));
+  }
+  return states;
 }
 
 }  // namespace teratron

@@ -1,60 +1,60 @@
-// A transformer layer, pre-norm (Radford et al. 2019): self-attention, in a decoder cross attention to the
-// output of an encoder (Vaswani et al. 2017), feed-forward network. Optional: norms of the outputs instead of
-// the inputs (OLMo 2), attention and feed-forward network side by side (GPT-J, GPT-NeoX).
+// A transformer layer: branches of the residual stream, one after the other. Self-attention, in a decoder
+// cross attention to the output of an encoder (Vaswani et al. 2017), feed-forward network; pre-norm (Radford
+// et al. 2019). Optional: norms of the outputs instead of the inputs (OLMo 2), branches side by side (GPT-J,
+// GPT-NeoX), another mixer in place of attention.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "teratron/models/transformer/config.h"
-#include "teratron/nn/attention/attention_layer.h"
-#include "teratron/nn/feed_forward.h"
+#include "teratron/nn/mixer.h"
+#include "teratron/nn/norm.h"
 
 namespace teratron {
 
-/// Creates a layer's feed-forward network with the parameters of `scope` ("...layers.3.mlp").
-using FeedForwardFactory = std::function<std::unique_ptr<FeedForward>(const Scope& scope)>;
+/// Creates a part of a layer with the parameters of `scope` ("...layers.3.mlp").
+using MixerFactory = std::function<std::unique_ptr<Mixer>(const Scope& scope)>;
+/// What takes the place of self-attention or of the MLP; null: nothing does.
+struct LayerParts {
+  MixerFactory attention = nullptr;
+  MixerFactory feed_forward = nullptr;
+};
 /// Makes the experts of a layer; null for a layer with an MLP. The arguments must outlive the factory.
-FeedForwardFactory experts_factory(const TransformerConfig& config, int64_t layer,
-                                   const TensorParallel& parallel, const Mesh& mesh);
+MixerFactory experts_factory(const TransformerConfig& config, int64_t layer, const TensorParallel& parallel,
+                             const Mesh& mesh);
 
 class TransformerLayer : public Layer {
  public:
-  /// `layer` counts from 0 through the whole stack. Without a factory the feed-forward network is an Mlp.
+  /// `layer` counts from 0 through the whole stack.
   TransformerLayer(const Scope& scope, const TransformerConfig& config, int64_t layer,
-                   const TensorParallel& parallel, const FeedForwardFactory& make_feed_forward = nullptr);
-  /// `state`, if not null, is a KeyValueCache from the first call on.
+                   const TensorParallel& parallel, const LayerParts& parts = {});
   Hidden forward(const Hidden& x, const LayerContext& context, LayerState* state) override;
+  /// LayerStates, one for each branch.
+  std::unique_ptr<LayerState> make_state() const override;
 
  private:
-  struct LayerInput {
-    Normed normed;
-    ResidualDropout residual;  // of x, or of norm(x) with a post-layernorm residual
-  };
-  Hidden forward_norm_outputs(const Hidden& x, const LayerContext& context, KeyValueCache* cache);
-  Hidden forward_parallel(const Hidden& x, const LayerContext& context, KeyValueCache* cache);
-  at::Tensor add_normed(Norm& norm, const Hidden& branch, const at::Tensor& residual_SBH,
-                        const LayerContext& context, uint64_t site) const;
-  LayerInput pre_norm(Norm& norm, const Hidden& x, const LayerContext& context, uint64_t site) const;
-
-  struct CrossBranch {
-    CrossBranch(const Scope& scope, const TransformerConfig& config, int64_t layer,
-                const TensorParallel& parallel);
+  struct Branch {
     Norm norm;
-    CrossAttention attention;
+    std::unique_ptr<Mixer> mixer;
+    uint64_t dropout_site;
   };
+  /// What a branch reads, and what it is added to.
+  struct Input {
+    Normed normed;
+    at::Tensor residual_SBH;
+  };
+  Input read(Branch& branch, const Hidden& h) const;
+  Hidden add(Branch& branch, const Input& input, const LayerContext& context, LayerState* state) const;
 
   double hidden_dropout_;
   bool residual_after_norm_;
   bool norm_outputs_;
-  bool parallel_residual_;
+  bool side_by_side_;
   uint64_t site_;
   TensorParallel parallel_;
-  Norm attention_norm_;
-  SelfAttention attention_;
-  std::unique_ptr<CrossBranch> cross_;  // null without cross attention
-  Norm mlp_norm_;
-  std::unique_ptr<FeedForward> mlp_;
+  std::vector<Branch> branches_;
 };
 
 }  // namespace teratron

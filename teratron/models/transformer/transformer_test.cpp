@@ -105,9 +105,11 @@ struct EncoderDecoder {
     const TransformerConfig config = encoder_config(c);
     if (!c.plain) return std::make_unique<TransformerLayer>(scope, config, layer, parallel);
     if (layer == 1) return std::make_unique<GatedLayer>(scope, config.hidden, parallel);
-    return std::make_unique<TransformerLayer>(scope, config, layer, parallel, [&](const Scope& mlp) {
+    const MixerFactory gated = [&](const Scope& mlp) {
       return std::make_unique<GatedFeedForward>(mlp, config.hidden, parallel);
-    });
+    };
+    return std::make_unique<TransformerLayer>(scope, config, layer, parallel,
+                                              LayerParts{.feed_forward = gated});
   }
 
   TensorParallel parallel;
@@ -333,30 +335,6 @@ TEST(EncoderDecoder, DropsTheSameElementsInEveryLayout) {
   for (Case c : layouts()) {
     c.dropout = serial.dropout;
     expect_equal(c, expected);
-  }
-}
-
-TEST(EncoderDecoder, GeneratesWithKeysAndValuesOfTheMemoryComputedOnce) {
-  const at::NoGradGuard no_grad;
-  for (const bool padding : {false, true}) {
-    const Case c{.padding = padding};
-    ParameterSet parameters({.dtype = at::kDouble});
-    EncoderDecoder model(parameters, c, {});
-    const Batch batch;
-    LayerContext context = target_context(c, model.encode(batch.source, source_context(c)));
-    const at::Tensor expected = model.decode(batch.target, context, nullptr);
-    LayerStates states(2);
-    at::Tensor memory_keys;
-    for (const auto& [first, length] : std::vector<std::pair<int64_t, int64_t>>{{0, 3}, {3, 1}, {4, 4}}) {
-      if (padding) context.memory.segments.cu_seqlens_q = cu_seqlens_target(length);
-      const at::Tensor y = model.decode(batch.target.narrow(0, first, length), context, &states);
-      EXPECT_TRUE(at::allclose(y, expected.narrow(0, first, length), 1e-12, 1e-12)) << first;
-      const auto& cache = std::get<KeyValueCache>(states[1]);
-      EXPECT_EQ(cache.tokens.k_SBGD.size(0), first + length);
-      EXPECT_TRUE(first == 0 || cache.memory.k_SBGD.is_same(memory_keys));
-      memory_keys = cache.memory.k_SBGD;
-      context.memory.hidden_SBH = at::Tensor();
-    }
   }
 }
 

@@ -11,7 +11,7 @@
 #include "teratron/kernels/common/dispatch.h"
 #include "teratron/kernels/gemm/gemm_cpu.h"
 #include "teratron/nn/attention/backend.h"
-#include "teratron/nn/qkv.h"
+#include "teratron/nn/attention/split_qkv.h"
 
 namespace teratron {
 
@@ -124,6 +124,7 @@ AttentionShape shape_of(const AttentionRequest& request) {
           .queries = q.size(0),
           .keys = k.size(0),
           .width = q.size(3),
+          .one_width = has_one_width(request),
           .causal = is_causal(request),
           .window = request.window,
           .segments = cu_seqlens.defined() ? std::optional(cu_seqlens.numel() - 1) : std::nullopt,

@@ -3,7 +3,7 @@
 // The first backend that supports everything in the request runs:
 //
 //   backend       device  supports
-//   flash-cpu     CPU     everything but dropout, ALiBi and biases
+//   flash-cpu     CPU     everything but dropout, ALiBi, biases and values of another width
 //   cudnn         GPU     bf16, fp16; full, or causal with Sq = Sk; Sq > 1, D <= 128, D % 8 = 0; not if ATen
 //                         must be deterministic
 //   flash-varlen  GPU     bf16, fp16; segments (at most 65,535), every mask and window; D <= 256, D % 8 = 0
@@ -11,14 +11,16 @@
 //   fused         GPU     bf16, fp16; dropout, ALiBi and biases; D <= 128, D % 8 = 0
 //   math          both    everything, but stores the scores
 //
+// On GPUs all but math need values as wide as keys.
+//
 // Shapes alone decide. On GPUs all are asynchronous on the current stream and can be captured in a CUDA
 // graph, which then follows the contents of `segments`.
 #pragma once
 
 #include <string>
 
-#include "teratron/nn/attention/packed_rows.h"
 #include "teratron/nn/dropout.h"
+#include "teratron/nn/tokens/packed_rows.h"
 
 namespace teratron {
 
@@ -28,7 +30,8 @@ enum class Mask : uint8_t {
 };
 
 struct AttentionRequest {
-  // Sq, Sk query and key lengths, B micro-batch, N query heads, G key/value heads (N % G == 0), D head width
+  // Sq, Sk query and key lengths, B micro-batch, N query heads, G key/value heads (N % G == 0), D channels of
+  // a head. Values may have another D than queries and keys.
   at::Tensor q_SBND;
   at::Tensor k_SBGD;
   at::Tensor v_SBGD;
@@ -48,7 +51,7 @@ struct AttentionRequest {
   at::Tensor alibi_slopes;
   /// [N, Sq + Sk - 1] of this rank's heads, in f64 for f64 queries, else f32: the score of query i and key j
   /// of a sample gets the bias in column j - i + Sq - 1, which stands for the distance of the key from the
-  /// query (nn/relative_position.h). Differentiable. Undefined: no bias.
+  /// query (nn/attention/relative_position.h). Differentiable. Undefined: no bias.
   at::Tensor distance_bias;
   /// Stored scores are divided by this and multiplied back in the fp32 softmax, against overflow in fp16
   /// (Megatron-LM's query-key layer scaling). Fused backends have fp32 scores anyway.
@@ -69,7 +72,7 @@ struct AttentionRequest {
   bool recompute = false;
 };
 
-/// -> [Sq, B, N * D], differentiable.
+/// -> [Sq, B, N * D] for the D of values, differentiable.
 at::Tensor attention(const AttentionRequest& request);
 
 /// Name of the backend that would run: "flash-cpu", "cudnn", "flash", "flash-varlen", "fused", "math".

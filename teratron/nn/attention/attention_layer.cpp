@@ -5,7 +5,8 @@
 #include "teratron/base/error.h"
 #include "teratron/nn/attention/alibi.h"
 #include "teratron/nn/attention/paged_attention.h"
-#include "teratron/nn/relative_position.h"
+#include "teratron/nn/attention/relative_position.h"
+#include "teratron/nn/attention/rope.h"
 
 namespace teratron {
 
@@ -41,22 +42,23 @@ LinearOptions output_projection(const AttentionLayerOptions& options) {
           .init = options.output_init};
 }
 
-void extend(KeyValues& cache, QueryKeyValue& qkv) {
-  if (cache.k_SBGD.defined()) {
-    qkv.k_SBGD = at::cat({cache.k_SBGD, qkv.k_SBGD}, 0);
-    qkv.v_SBGD = at::cat({cache.v_SBGD, qkv.v_SBGD}, 0);
-  }
-  cache = {qkv.k_SBGD, qkv.v_SBGD};
+const KeyValuePages& pages_of(LayerState& state) {
+  return static_cast<AttentionState&>(state).pages();
 }
 
 }  // namespace
 
 CoreAttention::CoreAttention(const AttentionLayerOptions& options, const ParameterSet::Options& model,
                              const Group& group)
-    : options_(options), group_(group) {
-  if (!options.alibi) return;
-  alibi_slopes_N_ = alibi_slopes(options.heads, group_.rank * heads(), heads(),
-                                 at::TensorOptions().dtype(model.dtype).device(model.device));
+    : options_(options),
+      tensors_(at::TensorOptions().dtype(model.dtype).device(model.device)),
+      group_(group) {
+  if (options.alibi) alibi_slopes_N_ = alibi_slopes(options.heads, group_.rank * heads(), heads(), tensors_);
+}
+
+std::unique_ptr<AttentionState> CoreAttention::make_state(LayerState* before) const {
+  return std::make_unique<AttentionState>(
+      AttentionState::Shape{query_groups(), kv_channels(), v_channels(), tensors_}, before);
 }
 
 AttentionRequest CoreAttention::request(const QueryKeyValue& qkv, const LayerContext& context) const {
@@ -91,25 +93,24 @@ at::Tensor CoreAttention::forward(const QueryKeyValue& qkv, const Segments& segm
   return attention(whole);
 }
 
-at::Tensor CoreAttention::forward_paged(const QueryKeyValue& qkv, PagedKeyValues& paged,
+at::Tensor CoreAttention::forward_paged(const QueryKeyValue& qkv, const KeyValuePages& pages,
                                         const LayerContext& context) const {
   AttentionRequest whole = request(qkv, context);
   if (options_.distance_bias) whole.distance_bias = context.distance_bias;
-  return paged_attention(whole, paged, context.positions_SB);
+  return paged_attention(whole, pages, context);
 }
 
-at::Tensor CoreAttention::decode(const QkvParts& qkv, PagedKeyValues& paged,
+at::Tensor CoreAttention::decode(const QkvParts& qkv, const KeyValuePages& pages,
                                  const LayerContext& context) const {
-  std::optional<QkvRotation> rope;
-  if (context.rope) rope = context.rope->rotation(context.positions_SB);
   AttentionRequest whole = request({}, context);
   if (options_.distance_bias) whole.distance_bias = context.distance_bias;
-  return paged_decode_attention(qkv, whole, paged, rope ? &*rope : nullptr, context.positions_SB);
+  return paged_decode_attention(qkv, whole, pages, context);
 }
 
-at::Tensor CoreAttention::forward_cross(const at::Tensor& q_SBND, const PagedKeyValues& paged,
+at::Tensor CoreAttention::forward_cross(const at::Tensor& q_SBND, const KeyValuePages& pages,
                                         const LayerContext& context) const {
-  return paged_cross_attention(request({.q_SBND = q_SBND, .k_SBGD = {}, .v_SBGD = {}}, context), paged);
+  return paged_cross_attention(request({.q_SBND = q_SBND, .k_SBGD = {}, .v_SBGD = {}}, context), pages,
+                               context);
 }
 
 SelfAttention::SelfAttention(const Scope& scope, const AttentionLayerOptions& options,
@@ -117,6 +118,7 @@ SelfAttention::SelfAttention(const Scope& scope, const AttentionLayerOptions& op
     : core_(options, scope.options(), parallel.group),
       qkv_(scope / "linear_qkv", qkv_projection(options), parallel),
       output_(scope / "linear_proj", output_projection(options), parallel) {
+  TERATRON_ASSERT(core_.v_channels() == core_.kv_channels(), "values of another width in one projection");
   if (!options.qk_norm) return;
   const auto norm = [&](const char* name, int64_t heads) {
     return make_head_norm(scope / name, {*options.qk_norm, heads, options.kv_channels}, parallel.group,
@@ -148,7 +150,8 @@ QueryKeyValue SelfAttention::project(const at::Tensor& x_SBH, const DropoutArgs&
   return qkv;
 }
 
-at::Tensor SelfAttention::decode(const Normed& x_SBH, PagedKeyValues& paged, const LayerContext& context) {
+at::Tensor SelfAttention::decode(const Normed& x_SBH, const KeyValuePages& pages,
+                                 const LayerContext& context) {
   const int64_t groups = core_.query_groups(), per_group = core_.heads() / groups;
   QkvParts qkv =
       unpack_qkv(qkv_.forward_normed(x_SBH).unflatten(-1, {groups, per_group + 2, core_.kv_channels()}));
@@ -156,19 +159,22 @@ at::Tensor SelfAttention::decode(const Normed& x_SBH, PagedKeyValues& paged, con
     qkv.q = q_norm_->forward(qkv.q.flatten(2, 3)).unflatten(2, {groups, per_group});
     qkv.k = k_norm_->forward(qkv.k);
   }
-  return core_.decode(qkv, paged, context);
+  return core_.decode(qkv, pages, context);
 }
 
 Hidden SelfAttention::forward_add_residual(const Normed& normed_SBH, const ResidualDropout& residual,
-                                           const LayerContext& context, KeyValueCache* cache) {
-  if (cache && decodes_all(cache->paged, normed_SBH.sizes()[0]))
-    return output_.forward_add_residual(decode(normed_SBH, cache->paged, context), residual);
+                                           const LayerContext& context, LayerState* state) {
+  if (state && decodes_all(context, normed_SBH.sizes()[0]))
+    return output_.forward_add_residual(decode(normed_SBH, pages_of(*state), context), residual);
   const at::Tensor x_SBH = normed_SBH.tensor();
-  QueryKeyValue qkv = project(x_SBH, residual.dropout, context);
-  if (cache && cache->paged.batch)
-    return output_.forward_add_residual(core_.forward_paged(qkv, cache->paged, context), residual);
-  if (cache) extend(cache->tokens, qkv);
-  return output_.forward_add_residual(core_.forward(qkv, context.segments, context), residual);
+  const QueryKeyValue qkv = project(x_SBH, residual.dropout, context);
+  const at::Tensor attended = state ? core_.forward_paged(qkv, pages_of(*state), context)
+                                    : core_.forward(qkv, context.segments, context);
+  return output_.forward_add_residual(attended, residual);
+}
+
+std::unique_ptr<LayerState> SelfAttention::make_state(LayerState* /*before*/) const {
+  return core_.make_state();
 }
 
 CrossAttention::CrossAttention(const Scope& scope, const AttentionLayerOptions& options,
@@ -178,36 +184,42 @@ CrossAttention::CrossAttention(const Scope& scope, const AttentionLayerOptions& 
       kv_(scope / "linear_kv", kv_projection(options), parallel),
       output_(scope / "linear_proj", output_projection(options), parallel) {}
 
-KeyValues CrossAttention::project_memory(const Memory& memory) {
+// Without queries.
+QueryKeyValue CrossAttention::project_memory(const Memory& memory) {
   TERATRON_ASSERT(memory.hidden_SBH.defined(), "cross attention without the output of an encoder");
   const DropoutArgs* const dropout = memory.dropout ? &*memory.dropout : nullptr;
   const at::Tensor kv_SBF = apply_bias_grad(kv_.forward(memory.hidden_SBH, nullptr, dropout));
   const at::Tensor kv_SBG2D = kv_SBF.unflatten(-1, {core_.query_groups(), 2, core_.kv_channels()});
   const std::vector<at::Tensor> parts = kv_SBG2D.unbind(3);
-  return {parts[0], parts[1]};
+  return {{}, parts[0], parts[1]};
 }
 
-at::Tensor CrossAttention::attend_paged(const at::Tensor& q_SBF, const LayerContext& context,
-                                        KeyValueCache& cache) {
+at::Tensor CrossAttention::attend(const at::Tensor& q_SBND, const LayerContext& context) {
+  QueryKeyValue qkv = project_memory(context.memory);
+  qkv.q_SBND = q_SBND;
+  return core_.forward(qkv, context.memory.segments, context);
+}
+
+at::Tensor CrossAttention::attend_paged(const at::Tensor& q_SBND, const LayerContext& context,
+                                        const KeyValuePages& pages) {
   if (context.memory.hidden_SBH.defined()) {
-    const KeyValues source = project_memory(context.memory);
-    store_source(source.k_SBGD, source.v_SBGD, cache.paged);
+    const QueryKeyValue source = project_memory(context.memory);
+    store_source(source.k_SBGD, source.v_SBGD, pages, context);
   }
-  const at::Tensor q_SBND = q_SBF.unflatten(-1, {core_.heads(), core_.kv_channels()});
-  return core_.forward_cross(q_SBND, cache.paged, context);
+  return core_.forward_cross(q_SBND, pages, context);
 }
 
-Hidden CrossAttention::forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual,
-                                            const LayerContext& context, KeyValueCache* cache) {
-  const at::Tensor q_SBF = apply_bias_grad(q_.forward(x_SBH, nullptr, &residual.dropout));
-  if (cache && cache->paged.batch)
-    return output_.forward_add_residual(attend_paged(q_SBF, context, *cache), residual);
-  const bool cached = cache && cache->memory.k_SBGD.defined();
-  const KeyValues memory = cached ? cache->memory : project_memory(context.memory);
-  if (cache) cache->memory = memory;
-  const QueryKeyValue qkv{q_SBF.unflatten(-1, {core_.heads(), core_.kv_channels()}), memory.k_SBGD,
-                          memory.v_SBGD};
-  return output_.forward_add_residual(core_.forward(qkv, context.memory.segments, context), residual);
+Hidden CrossAttention::forward_add_residual(const Normed& normed_SBH, const ResidualDropout& residual,
+                                            const LayerContext& context, LayerState* state) {
+  const at::Tensor q_SBF = apply_bias_grad(q_.forward(normed_SBH.tensor(), nullptr, &residual.dropout));
+  const at::Tensor q_SBND = q_SBF.unflatten(-1, {core_.heads(), core_.kv_channels()});
+  const at::Tensor attended =
+      state ? attend_paged(q_SBND, context, pages_of(*state)) : attend(q_SBND, context);
+  return output_.forward_add_residual(attended, residual);
+}
+
+std::unique_ptr<LayerState> CrossAttention::make_state(LayerState* before) const {
+  return core_.make_state(before);
 }
 
 }  // namespace teratron

@@ -5,9 +5,11 @@
 #include <optional>
 
 #include "teratron/nn/attention/attention.h"
+#include "teratron/nn/attention/attention_state.h"
+#include "teratron/nn/attention/context_parallel/context_parallel.h"
 #include "teratron/nn/attention/head_norm.h"
-#include "teratron/nn/layer.h"
-#include "teratron/nn/qkv.h"
+#include "teratron/nn/attention/split_qkv.h"
+#include "teratron/nn/mixer.h"
 
 namespace teratron {
 
@@ -15,7 +17,8 @@ struct AttentionLayerOptions {
   int64_t hidden = 0;
   int64_t heads = 0;         // query heads
   int64_t query_groups = 0;  // key/value heads
-  int64_t kv_channels = 0;   // head width
+  int64_t kv_channels = 0;   // of a head's queries and keys
+  int64_t v_channels = 0;    // of its values; 0: as many
   Mask mask = Mask::causal;
   bool bias = true;
   bool qkv_bias = true;
@@ -38,42 +41,44 @@ struct AttentionLayerOptions {
 class CoreAttention {
  public:
   CoreAttention(const AttentionLayerOptions& options, const ParameterSet::Options& model, const Group& group);
-  /// -> [Sq, B, N * D].
+  /// -> [Sq, B, N * D] for the D of values.
   at::Tensor forward(const QueryKeyValue& qkv, const Segments& segments, const LayerContext& context) const;
-  /// The same for tokens of many sequences, whose keys and values are added to the pages.
-  at::Tensor forward_paged(const QueryKeyValue& qkv, PagedKeyValues& paged,
+  /// forward() for the rows of a generation, whose keys and values are added to the pages.
+  at::Tensor forward_paged(const QueryKeyValue& qkv, const KeyValuePages& pages,
                            const LayerContext& context) const;
   /// Of queries [T, 1, N, D], over the sources of their rows.
-  at::Tensor forward_cross(const at::Tensor& q_SBND, const PagedKeyValues& paged,
+  at::Tensor forward_cross(const at::Tensor& q_SBND, const KeyValuePages& pages,
                            const LayerContext& context) const;
-  /// The same as forward_paged() for one new token of each sequence (decodes_all()), before RoPE.
-  at::Tensor decode(const QkvParts& qkv, PagedKeyValues& paged, const LayerContext& context) const;
+  /// forward_paged() for one new token of each sequence (decodes_all()), before RoPE.
+  at::Tensor decode(const QkvParts& qkv, const KeyValuePages& pages, const LayerContext& context) const;
+  std::unique_ptr<AttentionState> make_state(LayerState* before = nullptr) const;
 
   // Of this rank.
   int64_t heads() const { return options_.heads / group_.size; }
   int64_t query_groups() const { return options_.query_groups / group_.size; }
   int64_t kv_channels() const { return options_.kv_channels; }
+  int64_t v_channels() const { return options_.v_channels > 0 ? options_.v_channels : kv_channels(); }
 
  private:
   AttentionRequest request(const QueryKeyValue& qkv, const LayerContext& context) const;
 
   AttentionLayerOptions options_;
+  at::TensorOptions tensors_;
   Group group_;
   at::Tensor alibi_slopes_N_;
 };
 
-/// Queries, keys and values of the same tokens, by one fused projection `linear_qkv`.
-class SelfAttention {
+/// Queries, keys and values of the same tokens and width, by one fused projection `linear_qkv`.
+class SelfAttention : public Mixer {
  public:
   SelfAttention(const Scope& scope, const AttentionLayerOptions& options, const TensorParallel& parallel);
-  /// residual + dropout(attention(x) + output bias): x [S, B, H] -> [S, B, H]. `cache` is this layer's, or
-  /// null.
   Hidden forward_add_residual(const Normed& normed_SBH, const ResidualDropout& residual,
-                              const LayerContext& context, KeyValueCache* cache);
+                              const LayerContext& context, LayerState* state) override;
+  std::unique_ptr<LayerState> make_state(LayerState* before) const override;
 
  private:
   QueryKeyValue project(const at::Tensor& x_SBH, const DropoutArgs& dropout, const LayerContext& context);
-  at::Tensor decode(const Normed& x_SBH, PagedKeyValues& paged, const LayerContext& context);
+  at::Tensor decode(const Normed& x_SBH, const KeyValuePages& pages, const LayerContext& context);
 
   CoreAttention core_;
   ColumnLinear qkv_;
@@ -84,17 +89,19 @@ class SelfAttention {
 
 /// Queries of x by `linear_q`, keys and values of the context's memory by `linear_kv`, whose rows are a key
 /// and a value per query group.
-class CrossAttention {
+class CrossAttention : public Mixer {
  public:
   CrossAttention(const Scope& scope, const AttentionLayerOptions& options, const TensorParallel& parallel);
-  /// As SelfAttention. With a cache, the memory's keys and values are computed in the first call only, with
-  /// pages when the context has a memory, which is that of the micro-batch's only row.
-  Hidden forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual,
-                              const LayerContext& context, KeyValueCache* cache);
+  /// In a generation the memory's keys and values are computed when the context has a memory, which is that
+  /// of the micro-batch's only row.
+  Hidden forward_add_residual(const Normed& x_SBH, const ResidualDropout& residual,
+                              const LayerContext& context, LayerState* state) override;
+  std::unique_ptr<LayerState> make_state(LayerState* before) const override;
 
  private:
-  KeyValues project_memory(const Memory& memory);
-  at::Tensor attend_paged(const at::Tensor& q_SBF, const LayerContext& context, KeyValueCache& cache);
+  QueryKeyValue project_memory(const Memory& memory);
+  at::Tensor attend(const at::Tensor& q_SBND, const LayerContext& context);
+  at::Tensor attend_paged(const at::Tensor& q_SBND, const LayerContext& context, const KeyValuePages& pages);
 
   CoreAttention core_;
   ColumnLinear q_;

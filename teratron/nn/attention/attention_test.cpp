@@ -33,6 +33,19 @@ TEST(Attention, MatchesExplicitMasks) {
   }
 }
 
+TEST(Attention, TakesValuesOfAnotherWidth) {
+  for (AttentionCase c : attention_cases(8)) {
+    for (const int64_t v_width : {5, 12}) {
+      c.v_width = v_width;
+      SCOPED_TRACE(c.name());
+      const AttentionSample sample = random_sample(c, at::kDouble);
+      const AttentionRequest request = request_of(c, sample, 0.4);
+      EXPECT_EQ(attention_backend(request), "math");
+      expect_result(run_attention(request, sample.dy_SBF), reference(c, sample, 0.4), 1e-12);
+    }
+  }
+}
+
 TEST(Attention, AddsBiasesByDistance) {
   at::manual_seed(5);  // bf16 is close to its tolerance: the samples must not depend on other tests
   for (const AttentionCase& c : attention_cases(8)) {

@@ -3,12 +3,17 @@
 
 #include "teratron/nn/attention/attention.h"
 #include "teratron/nn/attention/choose_backend.h"
-#include "teratron/nn/qkv.h"
+#include "teratron/nn/attention/split_qkv.h"
 
 namespace teratron {
 
 inline bool is_causal(const AttentionRequest& request) {
   return request.mask == Mask::causal;
+}
+
+/// Whether a head's queries, keys and values have as many channels.
+inline bool has_one_width(const AttentionRequest& request) {
+  return request.q_SBND.size(3) == request.v_SBGD.size(3);
 }
 
 /// Whether the window hides any key.

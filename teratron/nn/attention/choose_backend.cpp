@@ -33,6 +33,7 @@ bool fused_supports(const AttentionShape& shape) {
 }  // namespace
 
 bool supports(AttentionBackend backend, const AttentionShape& shape) {
+  if (!shape.one_width) return backend == AttentionBackend::math;
   switch (backend) {
     case AttentionBackend::flash_cpu:
       return !shape.gpu && shape.has_plain_scores();

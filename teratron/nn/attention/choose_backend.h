@@ -19,7 +19,8 @@ struct AttentionShape {
   Dtype dtype = Dtype::bf16;
   int64_t queries = 0;  // of a sample
   int64_t keys = 0;
-  int64_t width = 0;  // of a head
+  int64_t width = 0;      // of a head
+  bool one_width = true;  // of queries, keys and values
   bool causal = true;
   int64_t window = 0;                    // see AttentionRequest
   std::optional<int64_t> segments = {};  // how many; nullopt: each sample is one

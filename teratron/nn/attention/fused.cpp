@@ -3,7 +3,7 @@
 
 #include "teratron/kernels/attention/fused_attention.h"
 #include "teratron/nn/attention/backend.h"
-#include "teratron/nn/autograd.h"
+#include "teratron/nn/autograd/autograd.h"
 
 namespace teratron {
 

@@ -4,7 +4,7 @@
 #include "teratron/base/error.h"
 #include "teratron/kernels/attention/softmax.h"
 #include "teratron/nn/attention/backend.h"
-#include "teratron/nn/autograd.h"
+#include "teratron/nn/autograd/autograd.h"
 #include "teratron/nn/recompute.h"
 
 namespace teratron {

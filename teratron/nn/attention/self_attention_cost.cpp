@@ -3,7 +3,7 @@
 #include "teratron/comm/nccl/symmetric_pool.h"
 #include "teratron/nn/attention/attention_cost.h"
 #include "teratron/nn/cost/linear_cost.h"
-#include "teratron/nn/qkv.h"
+#include "teratron/nn/attention/split_qkv.h"
 
 namespace teratron {
 

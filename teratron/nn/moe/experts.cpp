@@ -6,7 +6,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/kernels/experts/weighted_activation.h"
-#include "teratron/nn/autograd.h"
+#include "teratron/nn/autograd/autograd.h"
 
 namespace teratron {
 

@@ -1,4 +1,4 @@
-// LoRA adapters of a linear layer of experts (nn/lora/lora.h): each expert has an A and a B, as in PEFT,
+// LoRA adapters of a linear layer of experts (nn/lora.h): each expert has an A and a B, as in PEFT,
 // where each expert is a module.
 //
 //   y_r += (alpha / rank) x_r A_e^T B_e^T      r: row of expert e
@@ -13,7 +13,7 @@
 #include <string>
 
 #include "teratron/comm/mesh/mesh.h"
-#include "teratron/nn/lora/lora.h"
+#include "teratron/nn/lora.h"
 #include "teratron/nn/moe/grouped_gemm.h"
 
 namespace teratron {

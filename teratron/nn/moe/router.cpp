@@ -6,7 +6,7 @@
 #include "teratron/base/error.h"
 #include "teratron/comm/collectives.h"
 #include "teratron/comm/part_communicator.h"
-#include "teratron/nn/autograd.h"
+#include "teratron/nn/autograd/autograd.h"
 #include "teratron/nn/moe/load_balancing.h"
 #include "teratron/nn/moe/random.h"
 #include "teratron/nn/moe/statistics.h"

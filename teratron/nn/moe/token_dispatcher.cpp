@@ -109,7 +109,7 @@ TokenDispatcher::Arrival TokenDispatcher::gather_tokens(const Tokens& tokens, co
   const at::Tensor& experts_TK = all.routing.experts_TK;
   std::optional<HostCopy> rows;
   if (all.capacity == 0) rows.emplace(choices_of(experts_TK, all.kept_TK, own_experts()).sum());
-  const TokenRoutePtr route = c10::make_intrusive<GatherRoute>(group);
+  const ExpertRoutePtr route = c10::make_intrusive<GatherRoute>(group);
   AsyncTensor arriving = route->start(tokens.x_TH.detach());
   run_beside(local);
   Permutation permutation =
@@ -130,7 +130,7 @@ TokenDispatcher::Arrival TokenDispatcher::exchange_tokens(const Tokens& tokens,
   const Permutation slots = make_permutation(rank_TR, goes_TR, {0, group.size});
   const Permutation sent = slots.first_rows(exchange.sent_rows());
   const int64_t rows = exchange.received_sum(1);
-  const TokenRoutePtr route = c10::make_intrusive<ExchangeRoute>(std::move(exchange), sent);
+  const ExpertRoutePtr route = c10::make_intrusive<ExchangeRoute>(std::move(exchange), sent);
   const at::Tensor chosen_TK =
       kept_TK.defined() ? routing.experts_TK.masked_fill(kept_TK.logical_not(), -1) : routing.experts_TK;
   const at::Tensor experts_UK = bring(chosen_TK, route), probs_UK = bring(routing.probs_TK, route);
@@ -148,10 +148,10 @@ TokenDispatcher::Arrival TokenDispatcher::exchange_padded(const Tokens& tokens,
   const ExpertRange own = own_experts();
   const int64_t rows = std::min(capacity * options_.tensor_microbatches, routing.experts_TK.size(0));
   const Permutation sent = make_padded_permutation(routing.experts_TK, kept_TK, {0, options_.experts}, rows);
-  const auto route_with = [&](std::optional<Permutation> permutation) -> TokenRoutePtr {
+  const auto route_with = [&](std::optional<Permutation> permutation) -> ExpertRoutePtr {
     return c10::make_intrusive<ExchangeRoute>(Exchange({group, own.count * rows}), std::move(permutation));
   };
-  const TokenRoutePtr route = route_with(sent), route_of_rows = route_with(std::nullopt);
+  const ExpertRoutePtr route = route_with(sent), route_of_rows = route_with(std::nullopt);
   const at::Tensor probs_U1 = bring(permute_slots(routing.probs_TK, sent).unsqueeze(1), route_of_rows);
   AsyncTensor arriving = route->start(x_TH.detach());
   run_beside(local);

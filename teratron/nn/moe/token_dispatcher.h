@@ -23,9 +23,9 @@
 
 #include <functional>
 
+#include "teratron/nn/moe/expert_route.h"
 #include "teratron/nn/moe/experts.h"
 #include "teratron/nn/moe/routing.h"
-#include "teratron/nn/moe/token_route.h"
 
 namespace teratron {
 
@@ -71,7 +71,7 @@ class TokenDispatcher {
   };
   // Tokens of all ranks, on their way to this one.
   struct Arrival {
-    TokenRoutePtr route;
+    ExpertRoutePtr route;
     at::Tensor x_TH;  // of this rank
     AsyncTensor arriving;
     at::Tensor probs_UK;  // of what arrives

@@ -13,8 +13,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "teratron/nn/autograd/saved_tensors.h"
 #include "teratron/nn/offload/offload_schedule.h"
-#include "teratron/nn/offload/saved_tensors.h"
 
 namespace teratron {
 

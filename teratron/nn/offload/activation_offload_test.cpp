@@ -7,7 +7,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/base/fault_point.h"
-#include "teratron/nn/autograd.h"
+#include "teratron/nn/autograd/autograd.h"
 #include "teratron/nn/offload/host_pool.h"
 #include "teratron/testing/memory_meter.h"
 

@@ -17,7 +17,6 @@ namespace teratron {
 class TaskStep : public ClassificationStep {
  public:
   TaskStep() : ClassificationStep(ClassifierTarget::one_of) {}
-  bool takes_packed_rows() const override { return true; }
   MicroBatch get_batch(BatchSource& source, Padding padding) override;
   StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) override;
 

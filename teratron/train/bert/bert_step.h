@@ -15,7 +15,6 @@ namespace teratron {
 /// Pretraining of a Bert.
 class BertTrainStep : public TrainStep {
  public:
-  bool takes_packed_rows() const override { return typeid(*this) == typeid(BertTrainStep); }
   StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) final;
   /// The losses of the predictions and the sentence pairs. Default: the losses of Megatron-LM's BERT.
   virtual StepLoss loss(const BertScores& scores, const MicroBatch& batch) {

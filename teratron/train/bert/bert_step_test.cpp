@@ -40,12 +40,13 @@ TEST(BertStep, StartsWithTheLossesOfTheModel) {
   }
 }
 
-// Steps that a program derives read rows as they are, unless they say otherwise.
-TEST(BertStep, TakesPackedRowsIfItIsNotDerived) {
-  BertTrainStep plain;
+struct OtherBatches : ModelLosses {};
+
+// Steps with losses of a program read rows as they are, unless they say otherwise.
+TEST(BertStep, TakesPackedRowsWithTheLossesOfTheModel) {
+  OtherBatches plain;
   HalfOfThePairs derived;
-  TrainStep base;
-  EXPECT_TRUE(base.takes_packed_rows());
+  EXPECT_TRUE(plain.takes_packed_rows());
   EXPECT_TRUE(ClassificationStep(ClassifierTarget::number).takes_packed_rows());
   EXPECT_FALSE(derived.takes_packed_rows());
   const BatchSchema padded = bert_schema({.sequence_length = 8, .predictions = 1}),

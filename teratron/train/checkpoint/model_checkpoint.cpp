@@ -9,7 +9,7 @@
 #include "teratron/base/tensor_dtype.h"
 #include "teratron/ckpt/save_plan.h"
 #include "teratron/models/weights.h"
-#include "teratron/nn/lora/lora_options.h"
+#include "teratron/nn/lora_options.h"
 #include "teratron/settings/checkpoint_args.h"
 
 namespace teratron {

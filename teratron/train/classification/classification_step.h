@@ -11,7 +11,8 @@ class ClassificationStep : public TrainStep {
  public:
   explicit ClassificationStep(ClassifierTarget target) : target_(target) {}
   std::vector<std::string> metric_names() const override;
-  bool takes_packed_rows() const override { return typeid(*this) == typeid(ClassificationStep); }
+  /// loss() sees one row per text.
+  bool takes_packed_rows() const override { return true; }
   StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) override;
   /// The loss of logits [B, K] against the column labels. Default: classification_loss().
   virtual LossTerm loss(const at::Tensor& logits_BK, const MicroBatch& batch) {

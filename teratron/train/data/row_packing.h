@@ -1,5 +1,5 @@
 // Removes the padding of a micro-batch: its samples one after the other as one row [T, 1]
-// (nn/attention/packed_rows.h), for the losses and gradients of the rows with padding. Samples, batch sizes
+// (nn/tokens/packed_rows.h), for the losses and gradients of the rows with padding. Samples, batch sizes
 // and the data that a run has consumed stay as they are.
 #pragma once
 

@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "teratron/nn/attention/packed_rows.h"
+#include "teratron/nn/tokens/packed_rows.h"
 
 namespace teratron {
 namespace {

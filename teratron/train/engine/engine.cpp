@@ -85,7 +85,7 @@ void TrainEngine::set_up_graphs(const EngineOptions& options) {
                                                  MicrobatchGraphs::Options{.warm_up = options.graphs_after});
     return;
   }
-  if (typeid(step_) != typeid(TrainStep) || !chunks_.front()->never_waits()) return;
+  if (!step_.never_waits() || !chunks_.front()->never_waits()) return;
   graphs_ = std::make_unique<MicrobatchGraphs>(parameters_,
                                                MicrobatchGraphs::Options{.warm_up = 0, .falls_back = true});
   graph_choice_ = std::make_unique<GraphChoice>(options.graphs_after);

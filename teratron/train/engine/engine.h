@@ -159,7 +159,7 @@ class TrainEngine {
   void add_stats(DeviceScalars& scalars, const GradStats& stats, const StepInputs& inputs) const;
 
   EngineOptions options_;
-  TrainStep default_step_;
+  ModelLosses default_step_;
   TrainStep& step_;
   Mesh mesh_;
   ParameterSet parameters_;

@@ -1,5 +1,5 @@
-// Hooks of a custom training: where micro-batches come from, and the losses. The base class trains with the
-// model's own losses; override what differs and return the class from a Registry (registry.h).
+// Hooks of a custom training: where micro-batches come from, and the losses. Derive from TrainStep for other
+// losses than the model's, else from ModelLosses, and return the class from a Registry (registry.h).
 //
 //   class Weighted : public TrainStep {
 //     StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) override {
@@ -9,7 +9,6 @@
 #pragma once
 
 #include <string>
-#include <typeinfo>
 #include <vector>
 
 #include "teratron/models/model.h"
@@ -37,12 +36,25 @@ class TrainStep {
   /// The next micro-batch of this data-parallel rank; called on every tensor- and pipeline-parallel rank.
   /// `padding`: as takes_packed_rows() allows.
   virtual MicroBatch get_batch(BatchSource& source, Padding padding) { return source.next(padding); }
-  /// Whether forward_step() takes micro-batches with packed rows (MicroBatch). Default: those steps do that
-  /// leave the losses to the model.
-  virtual bool takes_packed_rows() const { return typeid(*this) == typeid(TrainStep); }
+  /// Whether forward_step() takes micro-batches with packed rows (MicroBatch).
+  virtual bool takes_packed_rows() const { return false; }
+  /// Whether forward_step() is known never to wait for the device, nor to read host values that change
+  /// between steps, so that it can become a CUDA graph without being asked to (--cuda-graph-impl auto).
+  virtual bool never_waits() const { return false; }
   /// Called on the last pipeline stage with the output of the model's forward().
   virtual StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) {
     return {.losses = model.losses(output, batch)};
+  }
+};
+
+/// Leaves the losses to the model, which takes packed rows and becomes CUDA graphs. To derive from for other
+/// batches.
+class ModelLosses : public TrainStep {
+ public:
+  bool takes_packed_rows() const override { return true; }
+  bool never_waits() const override { return true; }
+  StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) final {
+    return TrainStep::forward_step(model, output, batch);
   }
 };
 
