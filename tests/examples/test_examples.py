@@ -146,14 +146,33 @@ def tensors(checkpoint):
             for name, tensor in load_file(file).items()}
 
 
+def sampled_texts(run_folder):
+    """Prompts and texts of the last generation during a training."""
+    events = [json.loads(line) for line in open(run_folder / "metrics.jsonl")]
+    samples = [event for event in events if event["type"] == "sample"]
+    return [event["text"] for event in samples if event["iteration"] == samples[-1]["iteration"]]
+
+
 def test_own_model(built, tmp_path):
-    """An encoder-decoder with two losses, of which one rank and eight compute the same."""
+    """An encoder-decoder with a mixer of its own and two losses, of which one rank and eight compute the same."""
     program = built("own_model")
     flags = [*TINY, "--encoder-layers", "2", "--source-length", "12", "--kinds", "3", "--train-iters", "30"]
+    sources = tmp_path / "sources.jsonl"
+    sources.write_text("".join(json.dumps({
+        "encoder_tokens": [1 + (7 * i + 5 * t) % 29 for t in range(12)], "tokens": [0] * (1 + i % 3),
+        "max_new_tokens": 2 + i % 9, **({"num_beams": 3} if i % 5 == 4 else {"top_k": 1})}) + "\n" for i in range(20)))
     learned = run(program, "pretrain", "reverse", *flags, "--train-iters", "400", "--micro-batch-size", "8",
                   "--global-batch-size", "8", "--log-interval", "50", "--lr", "5e-3", "--lr-decay-style", "cosine",
-                  "--hidden-dropout", "0", "--attention-dropout", "0", "--seed", "7")
+                  "--hidden-dropout", "0", "--attention-dropout", "0", "--seed", "7", "--save", tmp_path / "learned",
+                  "--generate-interval", "400", "--generate-prompts", sources)
     assert losses(learned)[-1] < losses(learned)[0] - 1 and kind_losses(learned)[-1] < 0.6
+    texts = sampled_texts(tmp_path / "learned")
+    assert len(texts) == 20 and len({len(text.split()) for text in texts}) > 4, "they end one after the other"
+    run(program, "launch", "--nproc-per-node", "8", "--backend", "threads", "--log-dir", tmp_path / "logs", "--", "pretrain",
+        "reverse", *flags, "--tp", "2", "--pp", "2", "--micro-batch-size", "1", "--train-iters", "401", "--lr", "1e-9",
+        "--load", tmp_path / "learned", "--save", tmp_path / "eight", "--override-opt-param-scheduler",
+        "--generate-interval", "401", "--generate-prompts", sources)
+    assert sampled_texts(tmp_path / "eight") == texts, "with the same weights"
     alone = run(program, "pretrain", "reverse", *flags, "--save", tmp_path / "run", "--save-interval", "10")
     kinds = kind_losses(alone)
     features = [tensors(tmp_path / "run" / f"iter_{step:07}")["token_features"] for step in (10, 30)]
