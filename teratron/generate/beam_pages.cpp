@@ -19,7 +19,7 @@ BeamPages::Table BeamPages::first(int64_t tokens) const {
 
 namespace {
 
-// Those that are not in use, one after the other.
+// Hands out what is not in use.
 class Spare {
  public:
   Spare(const std::vector<int32_t>& all, const std::set<int32_t>& used) : count_(all.size()) {

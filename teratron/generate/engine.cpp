@@ -79,7 +79,7 @@ int64_t Engine::pages_of(const GenerationRequest& request) const {
   const int64_t new_tokens = new_tokens_of(request), source = source_pages_of(request);
   if (request.beams.width > 0)
     return source + BeamPages::needed(prompt, new_tokens, request.beams.width, settings_.page_size);
-  // Of a prompt that is only scored, all but the last one.
+  // A prompt that is only scored needs no place for its last token.
   const int64_t cached = request.max_new_tokens > 0 ? prompt + new_tokens : std::max<int64_t>(prompt - 1, 1);
   return source + request.choices * pages_for(cached);
 }

@@ -65,7 +65,7 @@ class Engine {
   /// One forward; false if there is nothing to do.
   bool step();
   bool idle() const { return waiting_.empty() && active_.empty(); }
-  /// Of the requests that finished since the last call, in the order in which they did.
+  /// Results of the requests that finished since the last call, in the order in which they did.
   std::vector<GenerationResult> take_results();
   int64_t generated_tokens() const { return generated_; }
   EngineLoad load() const;
@@ -78,7 +78,7 @@ class Engine {
   int64_t new_tokens_of(const GenerationRequest& request) const;
   int64_t pages_for(int64_t tokens) const;
   int64_t source_pages_of(const GenerationRequest& request) const;
-  /// Of all sequences and their source.
+  /// Pages of all sequences of the request and of their source.
   int64_t pages_of(const GenerationRequest& request) const;
   int64_t rows_of(const GenerationRequest& request) const;
   void admit();

@@ -19,7 +19,7 @@ struct CacheRequest {
   at::Device device = at::kCPU;
 };
 
-/// The same number on all ranks, page 0 included. A notice where memory holds fewer sequences than wanted;
+/// Returns one number on all ranks, page 0 included. A notice where memory holds fewer sequences than wanted;
 /// Fault(out_of_memory) where it holds no page beside the slots. Collective.
 int64_t choose_pages(const CacheRequest& request, HostGroup& ranks);
 

@@ -297,7 +297,7 @@ TEST(Engine, StreamsTheTokensOfEachAnswer) {
   EXPECT_NE(choices[0].tokens, choices[1].tokens);
 }
 
-// Of the prompt and of the answer, beside a request that asks for none.
+// Both of the prompt and of the answer, beside a request that asks for none.
 TEST(Engine, TheMostProbableTokensAreThoseOfTheLogits) {
   const OwnModel own(gpt_plan(config(), {}));
   std::vector<GeneratedToken> streamed;

@@ -43,7 +43,7 @@ struct LanguageModel {
 
   /// The head is that of the last chunk.
   bool has_head() const { return chunks.back()->stage().head; }
-  /// Of a model of one stage.
+  /// The model, if it has one stage.
   Model& whole() const { return *chunks.front(); }
 };
 /// Its parameters are created in `parameters`. Without chunks in the pipeline: one stage with all layers.
@@ -52,7 +52,7 @@ LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters,
 
 /// Tokens [T, 1] at these positions of their sequences, those of a decoder if the model has one.
 MicroBatch token_batch(const at::Tensor& tokens_T, const at::Tensor& positions_T);
-/// The same with the source tokens of an encoder.
+/// token_batch() with the source tokens of an encoder.
 MicroBatch token_batch(const at::Tensor& tokens_T, const at::Tensor& positions_T, const at::Tensor& source_S);
 /// Logits [S, vocabulary], without padding, of hidden states [S, 1, H] of the last stage, on every
 /// tensor-parallel rank.

@@ -45,8 +45,8 @@ at::Tensor filtered_logits(const at::Tensor& logits_RV, const at::Tensor& parame
 
 /// f64 [2 + 2 * top, R] on the logits' device: ids, and with needs.logprobs the log probabilities of the
 /// unscaled and unfiltered logits; then the same of the most probable tokens. Logits [R, V] are divided by
-/// the temperature, then filtered by top-k or top-p: a token is dropped if the mass of the more probable
-/// ones already exceeds p, so the most probable one always stays; those that tie with the k-th stay. Never
+/// the temperature, then filtered by top-k or top-p. Tokens that tie with the k-th stay. Top-p drops a token
+/// if the mass of the more probable ones already exceeds p, so the most probable one always stays. Never
 /// waits for the device.
 at::Tensor sample_rows(const at::Tensor& logits_RV, const at::Tensor& parameters_R5,
                        const SamplingNeeds& needs);

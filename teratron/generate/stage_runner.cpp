@@ -71,7 +71,7 @@ struct PagePlaces {
   }
 };
 
-// Of the ranks that generate together, whose collectives are in the graphs.
+// Watches the ranks that generate together, whose collectives are in the graphs.
 std::function<void()> watch_of(const LanguageModel& model) {
   std::vector<std::shared_ptr<Communicator>> groups;
   for (const Group* group : {&model.tensor_parallel, &model.copies}) {
@@ -173,7 +173,7 @@ void StageRunner::describe_slots(const std::vector<StepRow>& rows) {
   batch_->last_R = long_tensor(last, model_.device);
 }
 
-// Of the first rows, `decoded` of them, and others that pad them. Whether anything changed.
+// Sets the tables of the first `decoded` rows, and of others that pad them. Whether anything changed.
 bool StageRunner::set_tables(const std::vector<StepRow>& rows, int64_t decoded, int64_t padded) {
   bool changed = table_.set(rows, decoded, padded);
   batch_->decode_rows = padded;

@@ -26,7 +26,7 @@ class StageRunner {
   };
   /// Collective over the pipeline.
   StageRunner(const LanguageModel& model, const Options& options);
-  /// The same on all ranks. Collective.
+  /// Returns the same on all ranks. Collective.
   StepOutput run(const StepInput& step);
   void copy_states(const StateCopies& copies);
 

@@ -43,9 +43,10 @@ struct StepInput {
   std::vector<StepChoice> choices;  // in the order of the rows, at most one for each
   std::vector<StepTarget> targets;  // in the order of the rows
   bool logprobs = false;            // of chosen tokens
-  int64_t top = 0;                  // with them and with targets, so many of the most probable tokens
+  int64_t top = 0;                  // so many of the most probable tokens beside chosen tokens and targets
+
   /// Each row is one token, and the next step will probably have the same rows, each with the token chosen
-  /// here: it may be begun before these tokens are known to the host.
+  /// here. The step may then be begun before the host knows these tokens.
   bool continues = false;
 };
 
@@ -58,8 +59,8 @@ struct StepOutput {
   std::vector<std::vector<Token>> targets;  // the target and the `top` ones
 };
 
-/// The same work in about `parts` steps of similar numbers of tokens, in order; each row with source tokens
-/// is a separate step.
+/// Divides the work into about `parts` steps of similar numbers of tokens, in order. Each row with source
+/// tokens is a separate step.
 std::vector<StepInput> split_step(const StepInput& step, int64_t parts);
 
 }  // namespace teratron

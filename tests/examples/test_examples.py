@@ -154,7 +154,7 @@ def sampled_texts(run_folder):
 
 
 def test_own_model(built, tmp_path):
-    """An encoder-decoder with a mixer of its own and two losses, of which one rank and eight compute the same."""
+    """An encoder-decoder with its own mixer and two losses, of which one rank and eight compute the same."""
     program = built("own_model")
     flags = [*TINY, "--encoder-layers", "2", "--source-length", "12", "--kinds", "3", "--train-iters", "30"]
     sources = tmp_path / "sources.jsonl"

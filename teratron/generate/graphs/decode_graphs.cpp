@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t parameters = 5, values_per_row = 2 + parameters;
 constexpr int64_t most_results = 2 + 2 * largest_top_logprobs;  // of a row
 
-// Of an input for so many rows.
+// Parts of an input for so many rows.
 at::Tensor tokens_of(const at::Tensor& input, int64_t rows) {
   return input.narrow(0, 0, rows);
 }

@@ -32,7 +32,7 @@ class PageTable {
   };
   PageTable() = default;
   PageTable(const Shape& shape, at::Device device);
-  /// Of the first `count` rows; others have page 0. Copied where it changed, then true.
+  /// Sets the first `count` rows; others have page 0. Copies what changed; whether anything did.
   bool set(const std::vector<StepRow>& rows, int64_t count, int64_t padded);
   at::Tensor rows(int64_t count) const { return device_.narrow(0, 0, count); }
 
@@ -46,7 +46,7 @@ class RowNumbers {
  public:
   RowNumbers() = default;
   RowNumbers(int64_t rows, at::Device device);
-  /// Of the first rows. Copied if it changed, then true.
+  /// Sets the first rows. Copies them if they changed; whether they did.
   bool set(const std::vector<int64_t>& numbers);
   at::Tensor rows(int64_t count) const { return device_.narrow(0, 0, count); }
 

@@ -72,7 +72,7 @@ void read_prompt(RequestFields& fields, const RequestReader& reader, bool add_bo
   }
 }
 
-// Of top-k and top-p, the one that a request sets replaces the other among the defaults.
+// Top-k, or top-p, that a request sets replaces the other among the defaults.
 void read_filters(RequestFields& fields, SamplingOptions& sampling) {
   const double default_top_p = sampling.top_p;
   bool has_top_k = false;
