@@ -2,8 +2,8 @@
 
 #include "teratron/comm/nccl/symmetric_pool.h"
 #include "teratron/nn/attention/attention_cost.h"
-#include "teratron/nn/cost/linear_cost.h"
 #include "teratron/nn/attention/split_qkv.h"
+#include "teratron/nn/cost/linear_cost.h"
 
 namespace teratron {
 
