@@ -2,6 +2,7 @@
 // recomputes the transposed scores of 32 queries at a time, which are then operands of the products without
 // passing through shared memory:
 //   P^T = 2^(s^T - logsumexp), dv = (keep P)^T dy / (1 - p), dk = scale dS^T q
+// Bytes: k and v are read once, q and dy once per block of keys; dk and dv are written once.
 #include "teratron/kernels/attention/fused_attention_tile.cuh"
 
 namespace teratron::cuda {

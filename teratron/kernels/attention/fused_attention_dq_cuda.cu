@@ -2,6 +2,7 @@
 // the forward, and recomputes the scores of 32 keys at a time:
 //   P = 2^(s - logsumexp), dP = keep dy v^T / (1 - p), dS = P (dP - delta), dq = scale dS k
 // The sum over a slab's diagonals of dS is the gradient of the bias.
+// Bytes: q, dy, logsumexp and delta are read once, k and v once per block of queries, dq is written once.
 #include "teratron/kernels/attention/fused_attention_tile.cuh"
 
 namespace teratron::cuda {
@@ -130,7 +131,7 @@ struct Dq {
     }
   }
 
-  /// Of a row of the operand and a row of y, over the four lanes that share it.
+  /// Product of a row of the operand and a row of y, over the four lanes that share it.
   __device__ float dot(const RegisterOperand<D, MT>& x, const T* y, int mt, int half) const {
     float sum = 0.0f;
 #pragma unroll

@@ -1,5 +1,7 @@
 // Forward of fused_attention.h: a block computes the outputs of 128 queries of one head, 32 per warp, with
 // the next keys and values on their way (Dao 2023, "FlashAttention-2").
+//   s = scale q k^T + bias, M = max s, y = sum exp(s - M) v / sum exp(s - M), rescaled when M grows
+// Bytes: q is read once, k and v once per block of queries; no scores are stored.
 #include "teratron/kernels/attention/fused_attention_tile.cuh"
 
 namespace teratron::cuda {

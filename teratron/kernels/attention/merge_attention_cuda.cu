@@ -1,3 +1,7 @@
+// Merges attention over parts of the keys (merge_attention.h), whose log-sum-exps are l_i:
+//   L = log sum_i exp(l_i), y = sum_i exp(l_i - L) y_i
+// A thread has one 16-byte pack of channels of a query and head, and reads the log-sum-exps of all parts.
+// Bytes: every part is read once, y and L are written once.
 #include "teratron/kernels/attention/launchers.h"
 #include "teratron/kernels/common/device.cuh"
 

@@ -1,3 +1,9 @@
+// Attention of one new token per row over its pages of keys and values (paged_decode.h):
+//   y = sum_j exp(s_j - M) v_j / sum_j exp(s_j - M), s_j = scale q k_j, M = max_j s_j
+// Block (split, group and chunk of its heads, row): the warps of a block take keys in turn (tensor cores,
+// paged_decode_mma.cuh; f32: teams of lanes, paged_decode_f32.cuh), each with its own M, and are merged in
+// shared memory. The splits of a long text are merged over a cluster, or by a second kernel.
+// Bytes: keys and values are read once for all query heads of a group; the new ones are also written.
 #include <algorithm>
 
 #include "teratron/kernels/attention/launchers.h"

@@ -1,3 +1,10 @@
+// Gradient of packed QKV [S, B, G, P, D] from those of q, k and v (qkv.h): q and k are rotated back by
+// RoPE; the sum over tokens is the gradient of the bias.
+// A thread owns a 16-byte pack in the first half of a head's channels and its partner in the second, so
+// that both members of a rotated pair are its own, and loops over tokens, four in flight through shared
+// memory. Its sums over tokens are one workspace row, which a second kernel adds up.
+// Bytes: q, k and v are read once and their merge is written once, but for parts that are in place already.
+// One H200: 0.78 to 0.87 of a copy.
 #include "teratron/kernels/attention/launchers.h"
 #include "teratron/kernels/common/async_copy.cuh"
 #include "teratron/kernels/common/column_reduction.cuh"

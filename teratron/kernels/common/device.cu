@@ -1,3 +1,4 @@
+// Queries of the device and errors of launches, for the launchers of all kernels. No kernels.
 #include "teratron/kernels/common/dependent_launch.cuh"
 #include "teratron/kernels/common/launch_fault.h"
 

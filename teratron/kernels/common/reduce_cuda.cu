@@ -1,3 +1,9 @@
+// Sum of squares, number of zeros, search for NaN or Inf, scaling, and sums over parts, of flat buffers.
+// Grids of a size that depends on the buffer alone, so the order of additions is fixed: a thread takes
+// every grid-th pack of 16 bytes; a block's threads are added in shared memory, and a block of 1,024
+// threads adds the results of at most 1,024 blocks.
+// Bytes: the buffer is read once (scaling also writes it). Sum of squares, f32, on one H200: 0.98 of a
+// copy.
 #include <algorithm>
 
 #include "teratron/kernels/common/device.cuh"

@@ -1,3 +1,6 @@
+// Sum of a token's rows (sum_rows.h): y[t] = sum_k x[rows[t, k]] in the order of k.
+// One block per token, a thread per 16-byte pack of columns; four rows are in flight.
+// Bytes: topk rows are read and one is written per token.
 #include <algorithm>
 
 #include "teratron/kernels/common/device.cuh"

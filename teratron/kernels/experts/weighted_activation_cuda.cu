@@ -1,3 +1,8 @@
+// Activation of an expert's rows, times the probability p of each row (weighted_activation.h):
+//   h = p f(z); backward: dz = p f'(z) dh, dp = sum over columns of dh f(z)
+// One block per row, a thread per 16-byte pack of columns; the sum of dp goes through shared memory.
+// Bytes: forward reads z and writes h; backward reads z and dh and writes dz and h, which the GEMM's weight
+// gradient needs again.
 #include <algorithm>
 
 #include "teratron/kernels/common/device.cuh"

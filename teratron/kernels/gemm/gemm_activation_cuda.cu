@@ -1,3 +1,9 @@
+// GEMM with an activation after it, and its backward (gemm.h); launchers of the kernel in
+// fused_gemm_tile.cuh:
+//   out = f(x w^T + bias), also z; backward: dz = f'(z) (dy w), with the sum of dz over rows
+// Persistent blocks, one tile of 128 rows at a time, 256 columns wide, or 192 for short k: one warp loads,
+// two warpgroups multiply, further warps apply f while the next tile is multiplied.
+// Bytes: those of the GEMM; z and out are written once, without the pass of an activation over them.
 #include "teratron/kernels/common/column_reduction.cuh"
 #include "teratron/kernels/gemm/fused_gemm_launch.cuh"
 #include "teratron/kernels/gemm/launchers.h"

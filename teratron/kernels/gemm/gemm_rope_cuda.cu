@@ -1,3 +1,6 @@
+// QKV projection with RoPE (gemm.h): out = rope(x w^T + bias) for q and k. Launcher of the kernel in
+// fused_gemm_tile.cuh, whose epilogue (fused_gemm_rope.cuh) rotates whole heads of a tile while the next
+// one is multiplied. Bytes: those of the GEMM; no pass over q and k remains.
 #include "teratron/kernels/gemm/fused_gemm_launch.cuh"
 #include "teratron/kernels/gemm/launchers.h"
 

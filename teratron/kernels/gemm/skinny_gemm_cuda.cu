@@ -6,6 +6,8 @@
 // always in flight; the first are read before the kernel waits for its predecessor, which computes x.
 //
 // x may be normalized first (norm.h): by each block, in shared memory, beside the reading of w.
+//
+// Bytes: w is read once. One row of Llama-3-8B on an H100: 2,727 GB/s, where a copy runs at 3,020.
 #include <algorithm>
 
 #include "teratron/kernels/common/dependent_launch.cuh"

@@ -6,6 +6,9 @@
 // group; each block finds its tiles from the ends of the groups in shared memory. In a block one producer
 // warp loads operands, two consumer warpgroups multiply 64 rows each, and a warp for each of these copies
 // the rounded product to global memory while the next tile is multiplied.
+//
+// Bytes: rows are read per 256 columns, weights per 256 rows of a group; the product is written once.
+// Measurements: docs/notes/experts.md.
 #include "teratron/kernels/grouped_gemm/grouped_gemm_launch.cuh"
 
 namespace teratron::cuda {

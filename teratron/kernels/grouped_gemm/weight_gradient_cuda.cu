@@ -5,6 +5,9 @@
 // rows of the tile each and leave the product in shared memory. Box by box, while the next tile is
 // multiplied, a further warp lets TMA write it or add it to what is there: at once, its bytes would hold up
 // the loads. Rows after the end of the group are zeroed in shared memory.
+//
+// Bytes: the f32 gradient is written once, or read and written where it is added to. Measurements:
+// docs/notes/experts.md.
 #include "teratron/kernels/grouped_gemm/grouped_gemm_launch.cuh"
 
 namespace teratron::cuda {

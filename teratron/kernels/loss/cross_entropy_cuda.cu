@@ -1,3 +1,11 @@
+// Cross entropy over a shard of the vocabulary (cross_entropy.h), in two passes over the logits z:
+//   statistics: M = max_j z_j, S = sum_j exp(z_j - M), z_target
+//   gradient: dz_j = g (exp(z_j - M) / S - [j = target])
+// One block of 256 threads per row; a thread has the 16-byte packs t, t + n, ..., four in flight. M and S
+// are found together, rescaled when M grows, and merged over the block. Rows with g = 0 are not read.
+// FP8 gradients work on tiles (fp8_tile.cuh), which are also written transposed.
+// Bytes: statistics read z once; the gradient reads and writes it. One H200, as parts of a copy: statistics
+// 0.94 to 1.05, gradient 0.90 to 0.92, in FP8 0.87.
 #include "teratron/kernels/fp8/fp8_tile.cuh"
 #include "teratron/kernels/loss/launchers.h"
 

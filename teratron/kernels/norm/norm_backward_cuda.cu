@@ -1,3 +1,11 @@
+// Backward of LayerNorm and RMSNorm (norm.h), with g = dy gain and xhat = (h - mean) rstd:
+//   dx = rstd (g - avg(g) - xhat avg(g xhat)) + dresidual; sums over rows of dy xhat, dy and dx
+// A group, a block or (short rows) a warp, loops over rows; thread t has the 16-byte packs t, t + n, ... of
+// each.
+// Rows pass through shared memory, up to four in flight. Sums over rows stay in registers and become one
+// workspace row per block, which a second kernel adds up.
+// Other widths and f64: one block per row, then blocks of 32 columns for the sums.
+// Bytes: dy, h and dresidual are read once and dx is written once. One H200: 0.85 to 1.13 of a copy.
 #include "teratron/kernels/common/column_reduction.cuh"
 #include "teratron/kernels/norm/launchers.h"
 #include "teratron/kernels/norm/norm_device.cuh"
@@ -97,7 +105,7 @@ struct RowSums {
         },
         pipeline);
   }
-  /// The same for WarpRows. `shared`: f32 for each sum of each warp.
+  /// Adds up the warps' sums first, for WarpRows. `shared`: f32 for each sum of each warp.
   __device__ void store_warps(const NormBackwardArgs& args, const Pipeline& pipeline, int width,
                               float* shared) const {
     constexpr int arrays = SUMS + 1;

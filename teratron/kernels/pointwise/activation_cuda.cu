@@ -1,3 +1,9 @@
+// Activation with bias, and its backward (activation.h): y = f(x + b), or f(gate) up of rows gate|up; dx =
+// f'(x + b) dy, with its sum over rows for the bias.
+// A thread has a 16-byte pack of columns and loops over rows, two to four in flight, so that biases and
+// sums stay in registers. Its sums are one workspace row, which a second kernel adds up.
+// Bytes: forward reads x and writes y; backward reads x and dy and writes dx. One H200: 0.92 to 0.98 of a
+// copy.
 #include <algorithm>
 
 #include "teratron/kernels/common/column_reduction.cuh"

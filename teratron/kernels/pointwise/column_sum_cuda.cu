@@ -1,3 +1,7 @@
+// Sum over rows, y[c] = sum_r x[r, c], in two kernels.
+// Block (32, 8) in one wave: a warp has 32 neighbouring packs of 16 bytes, the eight warps take rows in
+// turn and are added in shared memory; a block writes one workspace row, and a second kernel adds these up.
+// Bytes: x is read once. One H200: 0.78 of a copy (16384 x 8192).
 #include <algorithm>
 
 #include "teratron/kernels/common/column_reduction.cuh"

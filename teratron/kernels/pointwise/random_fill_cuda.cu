@@ -1,3 +1,6 @@
+// Fills a strided tensor with scaled random numbers from Philox, keyed by the global index of an element.
+// A thread takes four elements at a time, those of one Philox block, and loops with the grid's stride.
+// Bytes: x is written once; the work is Philox.
 #include <algorithm>
 
 #include "teratron/kernels/common/device.cuh"
