@@ -130,8 +130,8 @@ double forward_rate(const LanguageModel& model, const GenerateBenchOptions& opti
   return best;
 }
 
-// Of an embedding a step reads a few rows, unless the output layer has the same weight. The encoder's layers
-// are not read.
+// Bytes of the weights that a step reads: no encoder layers, and no embedding unless the output layer has the
+// same weight, as a step reads a few of its rows.
 double weight_bytes(const ParameterSet& parameters) {
   const auto& all = parameters.all();
   const bool untied = std::any_of(all.begin(), all.end(), [](const Parameter& parameter) {

@@ -30,8 +30,8 @@ class BackgroundRemoval {
   void add(const Folders& folders);
   /// The same, and waits unless all were added before: what follows may need their space.
   void add_and_wait(const Folders& folders);
-  /// The same with what `choose` returns, which is called on the thread, before further entries are removed.
-  /// It must not throw.
+  /// Removes what `choose` returns. It is called on the thread, before further entries are removed, and must
+  /// not throw.
   void start(std::function<Folders()> choose);
   /// Until every `choose` has returned.
   void wait_until_chosen();

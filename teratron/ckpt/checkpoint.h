@@ -11,8 +11,8 @@
 // that wrote them may have other tensor, pipeline, data, context or expert parallel sizes, another padding of
 // the vocabulary, with or without a distributed optimizer. Values are bitwise equal; dtypes are never cast.
 //
-// Commit protocol: all ranks write iter_N.partial-<run id>/, every write checked, hashed per block and
-// fsynced; rank 0 writes the manifest (of many ranks, some ranks write the files of its chunks before); the
+// Commit protocol: all ranks write iter_N.partial-<run id>/; every write is checked, hashed per block and
+// fsynced. Rank 0 writes the manifest, with many ranks after some of them have written its chunks' files. The
 // rename to iter_N is the commit; then the tracker file is replaced. After a kill at any moment, either the
 // old or the new checkpoint loads completely. What fails after the commit is a warning. Old checkpoints and
 // leftovers are removed on a thread that no rank waits for.
@@ -58,7 +58,7 @@ struct LocalTensor {
   /// Saving only, in place of data: called when the part is written; the result is released right after, so
   /// that conversions need the memory of one tensor per writer.
   std::function<std::shared_ptr<const void>()> fetch = nullptr;
-  /// The same in pieces of at most Manifest::block_bytes: elements [begin, end), counted from flat_begin.
+  /// Reads pieces of at most Manifest::block_bytes: elements [begin, end), counted from flat_begin.
   /// Called by several threads at once.
   std::function<std::shared_ptr<const void>(int64_t begin, int64_t end)> read = nullptr;
 };

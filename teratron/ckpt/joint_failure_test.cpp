@@ -44,7 +44,7 @@ int failures(const std::string& point, int64_t rank, const Collective& collectiv
 
 class JointFailure : public MixedCheckpoints {
  protected:
-  // Of a save, all of which leave the folder as it was.
+  // The number of failures of a save, all of which leave the folder as it was.
   int failures_of_save(const std::string& point, int64_t rank, int64_t file_bytes) {
     save(1, 4);
     const auto before = list_directory(directory_.path(), ExitCode::data);

@@ -1,10 +1,10 @@
 // manifest.json: the metadata of a checkpoint. Its hash covers its whole content, its shard list the sizes
 // and headers of the shard files, its block hashes every byte of the tensors.
 //
-// Format 1.0 is this one file. The metadata of many ranks would make it too large for one reader: format
-// 2.0 keeps in manifest.json what every rank needs (settings, state, dtypes and shapes) and divides the
-// shards and chunks, by tensor, into files manifest-00000.json ..., whose sizes and hashes it lists. A save
-// writes format 1.0 as long as its metadata fits one such file, so that earlier releases read it.
+// Format 1.0 is this one file. The metadata of many ranks would make it too large for one reader. Format 2.0
+// keeps in manifest.json what every rank needs: settings, state, dtypes and shapes. Shards and chunks are
+// divided by tensor into files manifest-00000.json ..., whose sizes and hashes it lists. A save writes format
+// 1.0 as long as its metadata fits one such file, so that earlier releases read it.
 #pragma once
 
 #include <cstdint>

@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Of any size: a large manifest is as sound as a small one.
+// Reads a file of any size: a large manifest is as sound as a small one.
 std::string read_any_size(const fs::path& path) {
   try {
     return read_text(path, {.kind = ExitCode::checkpoint, .max_bytes = std::numeric_limits<size_t>::max()});

@@ -2,10 +2,10 @@
 // length, a JSON header {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]},
 // "__metadata__": {...}}, then the data, row-major and without holes.
 //
-// Headers are untrusted: a length beyond the file or 100 MB, not an object, nested, duplicate or unknown
-// keys, an unknown dtype, overflowing shapes, and offsets that are reversed, overlap, leave holes, are beyond
-// the file or disagree with shape x dtype are all UserError(checkpoint), before anything larger than the
-// header is allocated.
+// Headers are untrusted. UserError(checkpoint), before anything larger than the header is allocated: a length
+// beyond the file or 100 MB; not an object; nested, duplicate or unknown keys; an unknown dtype. Likewise for
+// overflowing shapes, and offsets that are reversed, overlap, leave holes, are beyond the file or disagree
+// with shape x dtype.
 #pragma once
 
 #include <cstdint>

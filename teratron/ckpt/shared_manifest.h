@@ -1,6 +1,6 @@
-// The manifest of a checkpoint on the ranks that load it: every file of it is read, hashed and checked by one
-// rank, and each rank keeps what the others ask it for: chunks of its files. Nothing here looks at shards
-// unless asked to. Fault points: ckpt.load_select, ckpt.check_sizes, at every step between messages.
+// The manifest of a checkpoint on the ranks that load it. Each of its files is read, hashed and checked by
+// one rank, which keeps its chunks and answers the other ranks' requests for them. Nothing here looks at
+// shards unless asked to. Fault points: ckpt.load_select, ckpt.check_sizes, at every step between messages.
 #pragma once
 
 #include <filesystem>

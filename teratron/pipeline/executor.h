@@ -36,7 +36,7 @@ struct StageFunctions {
   std::function<std::vector<at::Tensor>(const Action&, const std::vector<at::Tensor>& inputs)> forward;
   /// Called before each backward; may be empty.
   std::function<void(const Action&)> before_backward;
-  /// Of the action's chunk and micro-batch, which may have other shapes than the one before.
+  /// Messages of the action's chunk and micro-batch, which may have other shapes than the one before.
   std::function<ChunkMessages(const Action&)> messages;
 };
 

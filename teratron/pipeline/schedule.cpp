@@ -14,7 +14,7 @@ int64_t group_size(const ScheduleShape& shape) {
   return shape.microbatch_group > 0 ? shape.microbatch_group : shape.stages;
 }
 
-// Of one forward. A group of micro-batches passes through all chunks before the next group starts.
+// One forward. A group of micro-batches passes through all chunks before the next group starts.
 struct Slot {
   int64_t microbatch = 0;
   int64_t chunk = 0;

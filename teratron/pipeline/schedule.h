@@ -49,7 +49,7 @@ Actions one_f_one_b(int64_t stage, const ScheduleShape& shape);
 Actions interleaved(int64_t stage, const ScheduleShape& shape);
 /// Interleaved if the shape has chunks, else 1F1B.
 Actions schedule(int64_t stage, const ScheduleShape& shape);
-/// Of all stages.
+/// The actions of each stage.
 std::vector<Actions> schedules(const ScheduleShape& shape);
 
 /// Why this shape cannot be interleaved; empty if it can. As in Megatron-LM: M >= G, and the last group
@@ -58,7 +58,7 @@ std::string interleaving_problem(const ScheduleShape& shape);
 
 /// Peak number of activations, one per micro-batch and chunk, that a stage holds by the formulas above.
 int64_t activations_by_formula(int64_t stage, const ScheduleShape& shape);
-/// The same counted from the actions: forwards whose backward has not run.
+/// Counts the peak from the actions: forwards whose backward has not run.
 int64_t peak_activations(std::span<const Action> actions);
 
 /// Timeline: one row per stage, one column per time unit (a forward takes 1, a backward 2, messages 0), and

@@ -24,7 +24,7 @@ BertConfig random_bert_config(std::mt19937& random);
 /// Rows of 8 tokens, the last up to 3 of them padding, with two predictions each.
 MicroBatch bert_batch(const BertConfig& config, int64_t step, FlatRange samples);
 TestModel bert_model(const BertConfig& config);
-/// The same with its rows packed; `tensor_parallel_size` divides their tokens.
+/// bert_model() with its rows packed; `tensor_parallel_size` divides their tokens.
 TestModel packed_bert_model(const BertConfig& config, int64_t tensor_parallel_size);
 /// The lengths of the batch's rows.
 std::vector<int64_t> bert_row_lengths(const MicroBatch& batch);

@@ -50,7 +50,7 @@ inline void add_values(const at::Tensor& tensor, std::vector<float>& values) {
   values.insert(values.end(), flat.const_data_ptr<float>(), flat.const_data_ptr<float>() + flat.numel());
 }
 
-/// Of a run: graphs_after, and whether only where the GPU waits for the host (on a CPU it always does).
+/// Graphs of a run: graphs_after, and whether only where the GPU waits for the host (a CPU always does).
 struct GraphUse {
   int64_t after = 0;
   bool where_host_bound = false;

@@ -144,7 +144,7 @@ class RandomCases {
 
   /// Seeds the generator of the next case; nullopt when the budget is used up or the test has failed.
   std::optional<std::mt19937> next();
-  /// Of the current case.
+  /// Seed of the current case.
   uint32_t seed() const { return first_seed_ + static_cast<uint32_t>(cases_ - 1); }
 
  private:

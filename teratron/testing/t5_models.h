@@ -12,7 +12,7 @@ namespace teratron {
 
 /// Two layers of an encoder and four of a decoder, without dropout.
 T5Config small_t5_config();
-/// The same as published: relative positions, RMSNorm, ReLU, no biases, unscaled scores, scaled logits.
+/// T5 as published: relative positions, RMSNorm, ReLU, no biases, unscaled scores, scaled logits.
 T5Config published_t5_config();
 struct T5Variant {
   std::string name;

@@ -9,7 +9,7 @@
 
 namespace {
 
-// The same JSON with the right hash, where it is an object.
+// The JSON with the right hash, where it is an object.
 std::string with_hash(const std::string& text) {
   nlohmann::json value = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!value.is_object()) return text;

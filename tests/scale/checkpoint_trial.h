@@ -22,7 +22,7 @@ class CheckpointTrial {
   void find();
   /// Loads what was found and compares every element. Fault if one differs.
   void load_found();
-  /// The same part by part, as weights with adapters are read.
+  /// Reads it part by part, as weights with adapters are read.
   void read_found();
   /// Finds it, loads it and compares every element.
   void load();

@@ -81,7 +81,7 @@ int64_t memory_kib(const std::string& line) {
   return kib;
 }
 
-/// Of all threads of this process.
+/// CPU time of all threads of this process.
 double cpu_seconds() {
   timespec now = {};
   ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);

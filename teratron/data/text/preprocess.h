@@ -64,10 +64,10 @@ struct PreprocessResult {
   std::vector<std::string> prefixes;       // per key, of the files written
 };
 
-/// Throws UserError(data) naming file:line for the first bad line beyond max_bad (invalid JSON or UTF-8,
-/// missing key, wrong type, too long, ids outside the element type), and UserError(config) if `append_eod`
-/// needs an end-of-document token that the tokenizer lacks or another process writes the same files. Leaves
-/// no files behind then.
+/// Throws UserError(data) naming file:line for the first bad line beyond max_bad: invalid JSON or UTF-8, a
+/// missing key, wrong type, too long, ids outside the element type. Throws UserError(config) if `append_eod`
+/// needs an end-of-document token that the tokenizer lacks, or if another process writes the same files.
+/// Leaves no files behind then.
 PreprocessResult preprocess(const PreprocessOptions& options, const Tokenizer& tokenizer);
 
 }  // namespace teratron

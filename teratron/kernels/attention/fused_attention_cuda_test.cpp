@@ -120,8 +120,8 @@ FusedResult run_fused(const FusedCase& c, const FusedSample& sample, double scal
   return {output.y_SBND, gradients.q_SBND, gradients.k_SBGD, gradients.v_SBGD, gradients.bias};
 }
 
-// Of dq, dk and the bias. A query that sees one key has no gradient, only the rounding of y: there,
-// relative to dy.
+// Relative error of dq, dk and the bias. A query that sees one key has no gradient, only the rounding of y:
+// there, relative to dy.
 double gradient_error(const at::Tensor& actual, const at::Tensor& expected, const at::Tensor& dy) {
   const double size = f64(expected).norm().item<double>(), of_dy = f64(dy).norm().item<double>();
   const double error = (f64(actual.cpu()) - f64(expected)).norm().item<double>();

@@ -92,7 +92,7 @@ struct RegisterOperand {
     for (int i = 0; i < 4; ++i) x[i] = a[mt][k][i];
   }
 };
-/// The same read from shared memory for each product.
+/// Operand fragments that are read from shared memory for each product.
 template <int D>
 struct SharedOperand {
   SharedTile<D> tile;

@@ -28,7 +28,7 @@ class AttentionMerge {
   /// Outputs have the queries' shape and dtype.
   explicit AttentionMerge(const at::Tensor& q_SBND) : q_SBND_(q_SBND) {}
   void add(const AttentionPart& part);
-  /// Of all parts; at least one. y is contiguous.
+  /// Merges all parts, at least one. y is contiguous.
   AttentionPart result();
 
  private:

@@ -53,7 +53,7 @@ struct PagedWork {
   __device__ int head() const { return group * (args.heads / args.groups) + first; }
   /// Its first head in the output.
   __device__ int64_t out_head() const { return static_cast<int64_t>(row) * args.heads + head(); }
-  /// Of position j, in elements.
+  /// Offset of position j, in elements.
   __device__ int64_t slot(int j) const {
     const int64_t page = table[j >> args.page_shift];
     const int64_t token = (page << args.page_shift) + (j & ((1 << args.page_shift) - 1));
@@ -141,8 +141,8 @@ __device__ void store_new(const PagedWork<T, H>& work, int position, T* new_key)
   }
 }
 
-/// Of each head over some keys: the maximum of the scores, the sum of exp(score - max), and that of the
-/// values weighted so. W channels, padded so that pairs of heads are in different banks.
+/// Sums of each head over some keys: the maximum of the scores, the sum of exp(score - max), and the values
+/// weighted by it. W channels, padded so that pairs of heads are in different banks.
 template <int H, int W>
 struct alignas(16) HeadSums {
   float max[H], weight[H], value[H * W + H];

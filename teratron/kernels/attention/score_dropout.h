@@ -1,8 +1,8 @@
 // Dropout of attention probabilities: which elements are dropped, for host and device. Internal to kernels.
 //
-// The mask depends only on the key, the global id of a row of scores (sample, head, query) and the index of
-// the key, as that of kernels/pointwise/dropout.h; but a draw of Philox, with 7 rounds, serves 8 elements of
-// a row with 16 bits each. These are the elements that a thread holds of 32 keys in the accumulators of the
+// As in kernels/pointwise/dropout.h, the mask depends only on the key, the global id of a row of scores
+// (sample, head, query) and the index of the key. But a draw of Philox, with 7 rounds, serves 8 elements of a
+// row with 16 bits each. These are the elements that a thread holds of 32 keys in the accumulators of the
 // tensor core's m16n8 products, so that a fused kernel draws each number once:
 //
 //   key j = 32 b + 8 n + 2 t + c  (n, t < 4, c < 2):   half c of word n of draw 4 b + t of the row

@@ -90,7 +90,7 @@ __device__ inline void bulk_load(SharedAddress to, const void* from, uint32_t by
       : "memory");
 }
 
-/// The same back to global memory. The copies since the last bulk_commit() form a group. Copies see what
+/// Bulk copy back to global memory. The copies since the last bulk_commit() form a group. Copies see what
 /// other threads wrote if those called fence_proxy_async() before a barrier. sm_90.
 __device__ inline void bulk_store(void* to, SharedAddress from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
@@ -136,7 +136,7 @@ __device__ inline void tma_load(SharedAddress to, const Box& box, SharedAddress 
       : "memory");
 }
 
-/// The same to the same address in all blocks of the bit mask `blocks`, each counting on its own barrier.
+/// Loads to one address in all blocks of the bit mask `blocks`, each counting on its own barrier.
 __device__ inline void tma_load_multicast(uint16_t blocks, SharedAddress to, const Box& box,
                                           SharedAddress barrier) {
   asm volatile(

@@ -23,7 +23,7 @@ std::string describe(const Fp8GroupedCase& c) {
   return fmt::format("{} groups of {}.. rows, {} to {}", c.counts.size(), c.counts[0], c.in, c.out);
 }
 
-// Of which the rows of no group are NaN.
+// Random rows; those of no group are NaN.
 at::Tensor case_rows(const Fp8GroupedCase& c, int64_t width, at::ScalarType type = at::kBFloat16) {
   const at::Tensor x = at::randn({c.used() + c.rest, width}).to(type);
   x.narrow(0, c.used(), c.rest).fill_(std::nan(""));

@@ -29,7 +29,7 @@ class RowCursor {
     z_ += step * T::parts * width_;
     y_ += step * width_;
   }
-  /// Of the product in shared memory.
+  /// A pack of the product in shared memory.
   __device__ Pack<bf16, 8> product(int part) const {
     return load_shared<Pack<bf16, 8>>(product_ + part * T::half_columns * sizeof(bf16));
   }

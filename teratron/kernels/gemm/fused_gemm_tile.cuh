@@ -3,8 +3,8 @@
 //
 // A cluster of two blocks, one per SM, computes two vertically adjacent tiles of 128 x 256 or 128 x 192,
 // which share operand b by TMA multicast. In a block one producer warp loads operands; two consumer
-// warpgroups multiply 64 rows each and store the rounded product in shared memory (fused_gemm_mainloop.cuh);
-// three or six epilogue warps apply the activation (fused_gemm_activation.cuh) or RoPE (fused_gemm_rope.cuh)
+// warpgroups multiply 64 rows each and store the rounded product in shared memory (fused_gemm_mainloop.cuh).
+// Three or six epilogue warps apply the activation (fused_gemm_activation.cuh) or RoPE (fused_gemm_rope.cuh)
 // to it while the next tile is multiplied.
 // Measurements: docs/notes/fused_gemm.md.
 #pragma once

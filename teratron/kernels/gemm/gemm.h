@@ -7,9 +7,9 @@
 // reading of w.
 //
 // Fused with an activation, or with RoPE of style `half` over whole heads: bf16 on compute capability 9.0
-// runs one warp-specialized kernel of ours whose epilogue overlaps the next tile's main loop, provided that
-// the shape has tiles for all SMs, widths are multiples of 8 and addresses are 16-byte aligned. Otherwise two
-// kernels, rounding in the same places.
+// runs one warp-specialized kernel of ours, whose epilogue overlaps the next tile's main loop. The shape must
+// have tiles for all SMs, widths be multiples of 8 and addresses 16-byte aligned. Otherwise two kernels run,
+// rounding in the same places.
 // Measurements: docs/notes/fused_gemm.md.
 #pragma once
 

@@ -285,7 +285,7 @@ TEST_F(Gpu, LinearRopeFused) {
   }
 }
 
-// Of an adapter: y += x w^T, and its transpose in backward; ranks that the fused kernels do not take, too.
+// Products of adapters: y += x w^T, and its transpose in backward; ranks that no fused kernel takes, too.
 TEST_F(Gpu, AddedProduct) {
   for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const int64_t rank : {3, 8, 16, 48}) {

@@ -1,8 +1,8 @@
 // Selects among the algorithms that cuBLASLt's heuristic proposes.
 //
 // cuBLASLt ranks its kernels by speed at full clock. In training a GPU soon hits its power limit, where the
-// kernel that needs the least energy is the fastest; and kernels that appear to overlap one tile's epilogue
-// with the next tile's main loop win if k is small and nothing is added. On compute capability 9.0 we select
+// kernel that needs the least energy is the fastest. Kernels that appear to overlap one tile's epilogue with
+// the next tile's main loop win if k is small and nothing is added. On compute capability 9.0 we select
 // by rates measured there under load; on other devices, or if no measured kernel is proposed, the first.
 // Measurements: docs/notes/gemm_heuristic.md.
 #pragma once

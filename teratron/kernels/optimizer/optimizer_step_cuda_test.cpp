@@ -93,7 +93,7 @@ TEST_F(Gpu, OptimizerSteps) {
   }
 }
 
-// The same values at addresses shifted by `offset` elements.
+// A shard of the same values at addresses shifted by `offset` elements.
 AdamShard shifted(const AdamShard& shard, int64_t offset) {
   const auto shift = [&](const at::Tensor& t) {
     return at::empty({t.numel() + offset}, t.options()).slice(0, offset).copy_(t);

@@ -4,10 +4,10 @@
 // logits [R, V], rows of any stride; f32, bf16, f16. parameters f64 [R, 5]: temperature, top_k (1: the most
 // probable token, of equal ones the first; else drawn), top_p, a random number u in (0, 1], a token whose
 // logit is taken as -1e10 (-1: none). With top_k > 1 a token is drawn from the k most probable ones and those
-// that tie with the k-th; else with top_p > 0 from those before which the mass of the more probable ones does
-// not exceed p, of equal ones the first. The token drawn is the first at which the cumulative probability
-// reaches u. Sums in f64, in fixed order, or of integers. Asynchronous on the current CUDA stream; can be
-// captured.
+// that tie with the k-th. Else with top_p > 0 it is drawn from those before which the mass of more probable
+// ones does not exceed p, of equal ones the first. The token drawn is the first at which the cumulative
+// probability reaches u. Sums in f64, in fixed order, or of integers. Asynchronous on the current CUDA
+// stream; can be captured.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -99,7 +99,7 @@ TEST_F(GpuChooseTokens, ReplacesTokensThatWereNotKnown) {
   EXPECT_TRUE(replace_negative_tokens(gpu(tokens), gpu(chosen)).cpu().equal(expected));
 }
 
-// Of equal logits the first is the most probable; -inf is never drawn.
+// The first of equal logits is the most probable; -inf is never drawn.
 TEST_F(GpuChooseTokens, BreaksTiesAndSkipsImpossibleTokens) {
   at::Tensor logits = at::full({2, 1000}, -INFINITY);
   for (const int64_t id : {700, 13, 999}) logits.select(1, id).fill_(2.0);

@@ -55,7 +55,7 @@ struct Best {
   }
 };
 
-/// Of the block, in every thread.
+/// The best of the block, in every thread.
 __device__ inline Best block_best(Best best) {
   __shared__ Best of_warp[threads / 32];
 #pragma unroll
@@ -69,7 +69,7 @@ __device__ inline Best block_best(Best best) {
   return best;
 }
 
-/// Of a part of the vocabulary. Sums are relative to the best logit.
+/// Sums over a part of the vocabulary, relative to its best logit.
 struct Part {
   double logit, id;
   double sum;        // of exp((x - logit) / temperature)

@@ -9,7 +9,7 @@ namespace teratron::cuda {
 struct TokenCut {
   uint32_t order;  // token_cut_cuda.cu
   int last_id;
-  // Of the search: how many tokens have a higher order, their mass and that of all, how many ties are kept.
+  // State of the search: tokens with a higher order, their mass and that of all, ties that are kept.
   int above;
   uint64_t mass_above, mass;
   int kept_ties;

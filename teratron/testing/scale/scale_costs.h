@@ -24,7 +24,7 @@ struct ScaleCosts {
 
 /// Runs `body` on the ranks of each size. The numbers become a property of the running test.
 ScaleCosts count_costs(const std::string& name, const std::function<void(HostGroup&)>& body);
-/// The same for an agreement that goes `sweeps` times up or down the tree of ranks, which it expects.
+/// Counts an agreement that is expected to go `sweeps` times up or down the tree of ranks.
 ScaleCosts expect_sweeps(const std::string& name, int64_t sweeps,
                          const std::function<void(HostGroup&)>& body);
 
