@@ -29,7 +29,7 @@ namespace teratron {
 
 class Trainer {
  public:
-  /// `args` are finished (finish()). Locks --save; rank 0 prints the configuration.
+  /// `args` are finished (finish_arguments()). Locks --save; rank 0 prints the configuration.
   Trainer(const Arguments& args, const Mesh& mesh, const JobModel& model);
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
@@ -66,6 +66,7 @@ class Trainer {
   /// The last rank logs: as part of the last pipeline stage it has the loss.
   bool is_last_rank() const { return mesh_.rank() == mesh_.world_size() - 1; }
   bool has(Split split) const { return data_->has(split); }
+
   // ---- Steps ----
   /// Micro-batches of this data-parallel rank; train and valid continue after the samples consumed so far.
   std::unique_ptr<BatchSource> open(Split split) const;

@@ -15,7 +15,7 @@ namespace teratron {
 /// The settings of flags, file and environment; not validated, with problems deferred
 /// (ParsedArguments::problems). With --help only `help` is set.
 ParsedArguments flag_arguments(std::span<const std::string> args, const JobModel& model);
-/// flag_arguments() and, with --use-checkpoint-args, the settings of the checkpoint, which is read here.
+/// As flag_arguments(); with --use-checkpoint-args also the settings of the checkpoint, which is read here.
 ParsedArguments given_arguments(std::span<const std::string> args, const JobModel& model);
 /// Finishes the settings of flag_arguments() for `world_size` ranks, with those of the checkpoint.
 /// UserError(config) lists every problem.

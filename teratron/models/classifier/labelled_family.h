@@ -7,8 +7,8 @@
 
 namespace teratron {
 
-/// The classifier's family with the datasets of labelled texts (--train-data, --valid-data) in this form, whose
-/// checks are added to its own.
+/// The classifier's family with the datasets of labelled texts (--train-data, --valid-data) in this form.
+/// Adds the checks of their settings.
 Family on_labelled_texts(Family classifier, LabelledForm form);
 
 }  // namespace teratron

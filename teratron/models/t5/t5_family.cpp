@@ -5,6 +5,7 @@
 #include "teratron/models/t5/t5_inference.h"
 #include "teratron/models/t5/t5_operators.h"
 #include "teratron/models/transformer/language_model_plan.h"
+#include "teratron/settings/checks/validate.h"
 #include "teratron/tokenizer/decoder_start.h"
 
 namespace teratron {

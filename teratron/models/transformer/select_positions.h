@@ -1,7 +1,7 @@
 // Hidden states of some positions, for heads that do not see all tokens.
 #pragma once
 
-#include "teratron/nn/attention/packed_rows.h"
+#include "teratron/nn/tokens/packed_rows.h"
 #include "teratron/nn/parallel_matmul.h"
 
 namespace teratron {
