@@ -16,7 +16,11 @@
 #include "teratron/comm/collectives.h"
 #include "teratron/models/gpt/gpt_config.h"
 #include "teratron/models/transformer/layer_stack.h"
+#include "teratron/models/transformer/layer_stack_cost.h"
 #include "teratron/models/transformer/transformer_layer.h"
+#include "teratron/models/transformer/transformer_layer_cost.h"
+#include "teratron/nn/cost/linear_cost.h"
+#include "teratron/nn/cost/output_layer_cost.h"
 #include "teratron/nn/embedding.h"
 #include "teratron/nn/slot_state.h"
 #include "teratron/nn/vocab_parallel_cross_entropy.h"
@@ -106,6 +110,25 @@ class GatedRecurrence : public Mixer {
   RowLinear out_;
   at::TensorOptions tensors_;
 };
+
+// Its costs: two projections, and between them f, 1 - f, W_f x, W_u x of each token for backward, whose h is
+// the second one's input.
+std::vector<Operator> recurrence_operators(const std::string& name, const RankSizes& sizes) {
+  const double hidden = as_real(sizes.states.width), channels = hidden / sizes.shards;
+  const double h = sizes.tokens * channels * sizes.element;
+  Operator in = gemm_operator(name + ".linear_in", sizes, hidden, 2.0 * channels);
+  in.saved = column_input(sizes, hidden, sizes.batch.fp8);
+  in.forward_peak = in.saved + sizes.gathered(sizes.whole_hidden()) + 2.0 * h;
+  in.backward_peak = in.forward_peak + sizes.residual_stream;
+  Operator scan{.name = name + ".scan", .bytes = 8.0 * h, .saved = 4.0 * h};
+  scan.forward_peak = scan.saved + 3.0 * h;
+  scan.backward_peak = scan.saved + 3.0 * h + sizes.residual_stream;
+  Operator out = gemm_operator(name + ".linear_proj", sizes, channels, hidden);
+  out.saved = row_input(sizes, channels, sizes.batch.fp8);
+  out.forward_peak = out.saved + row_output(sizes);
+  out.backward_peak = out.saved + row_gradient(sizes) + h;
+  return {in, scan, out};
+}
 
 // The target is the source backwards; its kind is that of its first token.
 class Reversals : public Dataset {
@@ -274,6 +297,28 @@ BatchSchema make_schema(const Settings& settings, int64_t length) {
           {.name = "kind", .shape = {1}, .kind = Kind::sample, .stages = Stages::last}};
 }
 
+// The layers and the output layer, for `plan`, MFU and out-of-memory messages.
+OperatorsOf operators_of(const Config& config, const std::vector<Tower>& towers, int64_t source_length) {
+  return [config, towers, source_length](const RankBatch& batch, const StageSpec& stage) {
+    RankBatch source = batch, target = batch;
+    source.batch = {batch.batch.samples, source_length};
+    target.memory = source.batch;
+    const auto decoder_layer = [config](const std::string& name, const RankBatch& own, int64_t layer) {
+      const PartCosts parts{.attention = recurrence_operators};
+      return layer_operators(name, config.decoder, own, branch_costs(config.decoder, layer, parts));
+    };
+    std::vector<Operator> all =
+        stack_operators("encoder.layers", config.encoder, source, {layers_of_tower(towers, 0, stage)});
+    append(all, stack_operators("decoder.layers", config.decoder, target,
+                                {.layers = layers_of_tower(towers, 1, stage), .operators = decoder_layer}));
+    if (!stage.head) return all;
+    append(all, output_layer_operators(
+                    {.width = config.decoder.hidden, .columns = config.decoder.padded_vocabulary},
+                    RankSizes(hidden_states(config.decoder), target)));
+    return all;
+  };
+}
+
 ModelPlan make_plan(const Settings& settings, const Arguments& args, int64_t vocabulary) {
   const Config config = make_config(settings, args, vocabulary);
   const std::vector<Tower> towers = {{"encoder", config.encoder.layers}, {"decoder", config.decoder.layers}};
@@ -298,7 +343,8 @@ ModelPlan make_plan(const Settings& settings, const Arguments& args, int64_t voc
           .max_positions = config.decoder.max_positions,
           .encodes = true,
           .build = build,
-          .split = stages > 1 ? std::optional(PipelineSplit{end, stages / 2}) : std::nullopt};
+          .split = stages > 1 ? std::optional(PipelineSplit{end, stages / 2}) : std::nullopt,
+          .operators = operators_of(config, towers, settings.source_length)};
 }
 
 void check(const Settings& settings, const Arguments& args, std::vector<Problem>& problems) {

@@ -23,12 +23,13 @@ PartOperators feed_forward_operators(const TransformerConfig& config, int64_t la
 
 }  // namespace
 
-std::vector<BranchCost> branch_costs(const TransformerConfig& config, int64_t layer) {
+std::vector<BranchCost> branch_costs(const TransformerConfig& config, int64_t layer, const PartCosts& parts) {
   const auto attention = [options = self_attention_options(config, layer)](const std::string& name,
                                                                            const RankSizes& sizes) {
     return self_attention_operators(name, options, sizes);
   };
-  std::vector<BranchCost> branches = {{"input_layernorm", "self_attention", attention}};
+  std::vector<BranchCost> branches = {
+      {"input_layernorm", "self_attention", parts.attention ? parts.attention : attention}};
   if (config.cross_attention) {
     const auto cross = [options = cross_attention_options(config, layer)](const std::string& name,
                                                                           const RankSizes& sizes) {
@@ -36,7 +37,8 @@ std::vector<BranchCost> branch_costs(const TransformerConfig& config, int64_t la
     };
     branches.push_back({"pre_cross_attn_layernorm", "cross_attention", cross});
   }
-  branches.push_back({"pre_mlp_layernorm", "mlp", feed_forward_operators(config, layer)});
+  branches.push_back({"pre_mlp_layernorm", "mlp",
+                      parts.feed_forward ? parts.feed_forward : feed_forward_operators(config, layer)});
   return branches;
 }
 

@@ -17,9 +17,16 @@ struct BranchCost {
   PartOperators operators;
 };
 
+/// What takes the place of self-attention, and of the MLP or experts, as LayerParts; null: nothing does.
+struct PartCosts {
+  PartOperators attention = nullptr;
+  PartOperators feed_forward = nullptr;
+};
+
 /// Self-attention, cross attention and the MLP or experts of layer `layer`, which counts from 0 through the
 /// whole stack.
-std::vector<BranchCost> branch_costs(const TransformerConfig& config, int64_t layer);
+std::vector<BranchCost> branch_costs(const TransformerConfig& config, int64_t layer,
+                                     const PartCosts& parts = {});
 
 /// The hidden states between the layers.
 HiddenStates hidden_states(const TransformerConfig& config);
