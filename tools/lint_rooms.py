@@ -1,15 +1,15 @@
 """Rule of tools/lint for the folders of teratron/: their rooms have an order.
 
 The rooms of teratron/comm are its sub-folders, and every header directly in it together with the source of the same
-name (mesh.h, mesh.cpp). They must not include each other in a circle. Circles among files of one level alone, such as a
-class and the base class that its factory makes, are left to people.
+name (mesh.h, mesh.cpp). They must not include each other in a circle. Lists (.def) may name what they bring together.
+Circles among files of one level alone, such as a class and the base class that its factory makes, are left to people.
 """
 import re
 from collections import defaultdict, deque
 
 INCLUDE = re.compile(r'^#include "teratron/([^"]+)"', re.M)
 # Folders whose rooms do not have an order yet.
-UNORDERED = ("cli", "models", "nn")
+UNORDERED = ("cli", "nn")
 
 
 def room_of(path):
@@ -48,7 +48,7 @@ def shortest_circle(edges, start):
 def check_rooms(files):
     """Yields (path, line, rule, message): one circle of each folder that has any. `files`: {path: text}."""
     sources = {path.removeprefix("teratron/"): text for path, text in files.items()
-               if re.fullmatch(r"teratron/\w+/.*\.(h|cpp|cu|cuh|def|inc)", path) and not path.endswith("_test.cpp")}
+               if re.fullmatch(r"teratron/\w+/.*\.(h|cpp|cu|cuh|inc)", path) and not path.endswith("_test.cpp")}
     for folder, edges in sorted(includes_between_rooms(sources).items()):
         circles = [shortest_circle(edges, room) for room in sorted(edges) if not room.endswith(".")]
         if folder in UNORDERED or not any(circles):

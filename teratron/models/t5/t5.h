@@ -35,7 +35,7 @@ class T5 : public Model {
 
   /// encode() and decode(), as far as the stage has their layers.
   Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states) override;
-  /// Of the decoder's layers.
+  /// The states of the decoder's layers.
   std::unique_ptr<LayerStates> make_states() const override;
   /// Layers of the encoder, on hidden states or, where it begins, on encoder_tokens; with the final norm
   /// where it ends.
