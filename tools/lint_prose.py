@@ -2,10 +2,6 @@
 import re
 
 MAX_SENTENCE_WORDS = 35
-# Folders whose comments do not follow these rules yet.
-UNSWEPT = tuple(f"teratron/{folder}/" for folder in (
-    "base hf megatron nn"
-).split())
 
 COMMENT = re.compile(r"(?P<code>.*?)//[/!]?<?(?P<text>.*)")
 ITEM = re.compile(r"\s*(?:[-*+]|\d+[.)]|[a-z]\))\s+")
@@ -74,8 +70,6 @@ def word_count(sentence):
 
 def check_prose(path, text):
     """Yields (offset, rule, message) of the comments of a C++ or CUDA file."""
-    if path.startswith(UNSWEPT):
-        return
     for block in comment_blocks(text):
         found = list(paragraphs(block))
         for offset, beginning in dict([*found, (block[0][0], block[0][1].strip())]).items():

@@ -55,7 +55,7 @@ struct LayerContext {
   /// null: it is not asked for.
   std::function<void(const std::string& part, const at::Tensor& output)> notify = nullptr;
 
-  /// Of hidden states, which are sequence shards under sequence parallelism.
+  /// Dropout of hidden states, which are sequence shards under sequence parallelism.
   DropoutArgs hidden_dropout(double rate, uint64_t site, const TensorParallel& parallel) const {
     return {.rate = training ? rate : 0.0,
             .key = {dropout_seed, site, sample_ids_B},

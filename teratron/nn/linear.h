@@ -76,7 +76,7 @@ class ColumnLinear {
   /// null: it does not.
   Hidden forward(const at::Tensor& x_SBI, const QkvRope* rope = nullptr,
                  const DropoutArgs* dropout = nullptr);
-  /// The same of norm(x). Without gradients.
+  /// forward(norm(x)). Without gradients.
   at::Tensor forward_normed(const Normed& x_SBI);
   /// What the GEMM normalizes; nullopt: forward() needs the tensor.
   std::optional<NormedRows> normed_rows(const Normed& x_SBI) const;

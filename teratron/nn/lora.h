@@ -3,13 +3,13 @@
 //   y = x W^T + (alpha / rank) dropout(x) A^T B^T      A [rank, in] random, B [out, rank] zero at first
 //
 // A weight that holds several projections (queries, keys and values; gate and up) has one pair for all its
-// rows, or one for each projection: then A is [parts * rank, in], and a row of B belongs to the A of its
-// part. Rows of a projection without an adapter keep zeros in B.
+// rows, or one for each projection. In the latter case A is [parts * rank, in], and a row of B belongs to the
+// A of its part. Rows of a projection without an adapter keep zeros in B.
 //
 // Tensor parallelism: B of a column-parallel weight is sharded as its rows, A of a row-parallel one as its
 // columns; the other is replicated. Only [tokens, rank] is communicated.
 //
-// For use inside autograd functions, beside a ParallelMatmul: the weight's GEMMs add the products with B in
+// For use inside autograd functions, beside a ParallelMatmul. The weight's GEMMs add the products with B in
 // forward and with A in backward (AddedProduct), so that no activation is read or written for the sum.
 #pragma once
 
@@ -65,7 +65,7 @@ class Lora {
   /// A; makes backward run.
   const at::Tensor& anchor() const { return a_->tensor; }
 
-  /// Of one forward, for its backward.
+  /// What one forward keeps for its backward.
   struct Use {
     at::Tensor x_TI;               // the input, before dropout
     std::vector<int64_t> shape;    // of x [S, B, in]

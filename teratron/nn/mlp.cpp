@@ -43,7 +43,7 @@ LazyTensor pre_activation_grad(const at::Tensor& da, const at::Tensor& z, const 
           }};
 }
 
-// The same within the GEMM da = dy W of fc2, without da in memory.
+// Gradients within the GEMM da = dy W of fc2, without da in memory.
 ActivationGradients fused_pre_activation_grad(AsyncTensor& dy_SBH, const ParallelMatmul& fc2,
                                               const AddedProduct& added, const at::Tensor& z,
                                               const ActivationOfBias& activation) {

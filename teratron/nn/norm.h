@@ -21,7 +21,7 @@ class Norm {
   Output forward_with_residual(const Hidden& x);
   /// norm(x) without gradients, for a layer that may normalize x itself.
   Normed deferred(const at::Tensor& x_SBH) const;
-  /// Of the weights, hence of the outputs.
+  /// Dtype of the weights, hence of the outputs.
   at::ScalarType dtype() const { return weight_->tensor.scalar_type(); }
 
  private:

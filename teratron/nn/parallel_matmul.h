@@ -15,7 +15,7 @@ struct TensorParallel {
   Group group;
   bool sequence_parallel = false;
 
-  /// Of a replicated parameter applied to sequence shards.
+  /// Axes over which gradients of a replicated parameter applied to sequence shards are summed.
   AxisSet grad_sum() const { return sequence_parallel ? AxisSet(Axis::tp) : AxisSet(); }
   /// The rows of x [S, ..] outside the tensor-parallel regions: this rank's sequence shard, else x itself.
   at::Tensor sequence_shard(const at::Tensor& x) const;
@@ -88,7 +88,7 @@ class ParallelMatmul {
   /// From x [S, B, in] or this rank's shard of it; y as TpComm says. `training`: backward will run. The added
   /// product has y's rows and is complete on every rank.
   Output forward(const at::Tensor& x_SBI, const Matmul::Epilogue& epilogue, bool training) const;
-  /// The same without an all-gather, from rows with the leading dimensions of `shape`.
+  /// Forward without an all-gather, from rows with the leading dimensions of `shape`.
   Output forward(const LazyTensor& x_TI, at::IntArrayRef shape, const Matmul::Epilogue& epilogue,
                  bool training) const;
 
@@ -99,7 +99,7 @@ class ParallelMatmul {
   /// Accumulates dW into the weight's main_grad, unless it is frozen, and returns dx as TpComm says;
   /// undefined unless `needs_dx`.
   at::Tensor backward(SavedInput x, AsyncTensor dy_SBO, bool needs_dx) const;
-  /// The same from the operand of dy, whose leading dimensions are those of `shape`.
+  /// Backward from the operand of dy, whose leading dimensions are those of `shape`.
   at::Tensor backward(SavedInput x, const Matmul::Operand& dy_TO, at::IntArrayRef shape, bool needs_dx) const;
 
  private:

@@ -83,12 +83,12 @@ void register_use(Parameter& parameter);
 /// Destination for a kernel that reduces a gradient of main_grad's dtype: main_grad if it exists. The
 /// kernel's result must be passed to accumulate_grad before the parameter gets any other gradient.
 GradSink grad_sink(const Parameter& parameter);
-/// The same for a parameter that may be null; nullopt if it is, or is frozen: no gradient is needed.
+/// For a parameter that may be null; nullopt if it is, or is frozen: no gradient is needed.
 std::optional<GradSink> grad_sink(const Parameter* parameter);
 /// main_grad += gradient; a gradient written through grad_sink is main_grad itself and only counted. Of a
 /// frozen parameter the gradient is dropped.
 void accumulate_grad(Parameter& parameter, const at::Tensor& gradient);
-/// The same by write(main_grad, add), which overwrites main_grad unless `add`; not called if it is frozen.
+/// Calls write(main_grad, add), which overwrites main_grad unless `add`; not if the parameter is frozen.
 void accumulate_grad(Parameter& parameter, c10::function_ref<void(const at::Tensor& sum, bool add)> write);
 /// main_grad += dy^T x for a weight [out, in], dy [T, out], x [T, in]: one GEMM, no intermediate gradient.
 void accumulate_weight_grad(Parameter& parameter, const OutputGradient& dy, const at::Tensor& x);
@@ -170,9 +170,9 @@ class Scope {
  public:
   explicit Scope(ParameterSet& set, std::string prefix = "") : set_(&set), prefix_(std::move(prefix)) {}
   Scope operator/(std::string_view name) const;
-  /// The same prefix, whose linear layers use FP8 if the model does.
+  /// A scope of this prefix, whose linear layers use FP8 if the model does.
   Scope with_fp8() const;
-  /// The same prefix, whose parameters are frozen, or replicated over these axes (ParameterOptions).
+  /// Scopes of this prefix, whose parameters are frozen, or replicated over these axes (ParameterOptions).
   Scope frozen() const;
   Scope replicated_over(AxisSet axes) const;
   const std::string& prefix() const { return prefix_; }

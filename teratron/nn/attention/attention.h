@@ -42,7 +42,7 @@ struct AttentionRequest {
   Segments segments;
   /// Tokens of the longest segment, at most; 0: not known.
   int64_t longest_segment = 0;
-  /// Of self-attention over one row of several samples; `segments` are its samples.
+  /// For self-attention over one row of several samples; `segments` are its samples.
   PackedRows packed;
   /// Sliding window (Beltagy et al. 2020): number of keys that a causal query sees, its own position
   /// included; 0: all.

@@ -14,7 +14,7 @@ AttentionShape attention_shape(const AttentionLayerOptions& options, const RankB
 std::vector<Operator> self_attention_operators(const std::string& name, const AttentionLayerOptions& options,
                                                const RankSizes& sizes);
 
-/// The same over the batch's memory, which something else saves: all layers share it.
+/// Operators of attention over the batch's memory, which something else saves: all layers share it.
 std::vector<Operator> cross_attention_operators(const std::string& name, const AttentionLayerOptions& options,
                                                 const RankSizes& sizes);
 

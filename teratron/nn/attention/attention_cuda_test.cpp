@@ -59,7 +59,7 @@ TEST_F(AttentionGpu, MathMatchesExplicitMasks) {
   }
 }
 
-// The same dropout masks as the CPU's, at any layout's place of the heads; biases and their gradients.
+// Dropout masks equal the CPU's, at any layout's place of the heads; so do biases and their gradients.
 TEST_F(AttentionGpu, FusedMatchesMathOnTheCpu) {
   for (const int64_t width : {64, 128}) {
     for (const AttentionCase& c : attention_cases(width)) {

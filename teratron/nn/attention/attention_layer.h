@@ -46,14 +46,14 @@ class CoreAttention {
   /// forward() for the rows of a generation, whose keys and values are added to the pages.
   at::Tensor forward_paged(const QueryKeyValue& qkv, const KeyValuePages& pages,
                            const LayerContext& context) const;
-  /// Of queries [T, 1, N, D], over the sources of their rows.
+  /// Attention of queries [T, 1, N, D] over the sources of their rows.
   at::Tensor forward_cross(const at::Tensor& q_SBND, const KeyValuePages& pages,
                            const LayerContext& context) const;
   /// forward_paged() for one new token of each sequence (decodes_all()), before RoPE.
   at::Tensor decode(const QkvParts& qkv, const KeyValuePages& pages, const LayerContext& context) const;
   std::unique_ptr<AttentionState> make_state(LayerState* before = nullptr) const;
 
-  // Of this rank.
+  // On this rank.
   int64_t heads() const { return options_.heads / group_.size; }
   int64_t query_groups() const { return options_.query_groups / group_.size; }
   int64_t kv_channels() const { return options_.kv_channels; }

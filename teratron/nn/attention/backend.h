@@ -42,8 +42,8 @@ AttentionShape shape_of(const AttentionRequest& request);
 
 /// ATen's flash attention on the CPU: any mask, window and segments, in memory linear in the sequence length.
 at::Tensor flash_cpu(const AttentionRequest& request);
-/// The same without autograd, with the log-sum-exp [B, N, Sq] of the scores, -inf for queries without keys;
-/// and gradients from y and log-sum-exp over all keys, of which the request may have a part.
+/// Flash attention without autograd, with the log-sum-exp [B, N, Sq] of the scores, -inf for queries without
+/// keys; and gradients from y and log-sum-exp over all keys, of which the request may have a part.
 struct FlashCpuOutput {
   at::Tensor y_SBND, logsumexp_BNS;
 };

@@ -10,7 +10,7 @@ Operator gemm_operator(std::string name, const RankSizes& sizes, double in, doub
 
 /// Bytes that the input [tokens, width] of a column layer leaves for the weight gradient.
 double column_input(const RankSizes& sizes, double width, bool fp8);
-/// The same of a row layer.
+/// Bytes that the input [tokens, width] of a row layer leaves for the weight gradient.
 double row_input(const RankSizes& sizes, double width, bool fp8);
 /// Bytes of a row layer's output, and after dropout or a reduction of its sum with the residual.
 double row_output(const RankSizes& sizes);

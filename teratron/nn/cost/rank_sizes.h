@@ -63,7 +63,7 @@ struct RankSizes {
   double whole_hidden() const { return tokens * as_real(states.width) * element; }
   /// Bytes that are gathered.
   double gathered(double bytes) const { return gathers ? bytes : 0.0; }
-  /// Of the batch's memory.
+  /// Sizes of the batch's memory.
   RankSizes of_memory() const;
 };
 

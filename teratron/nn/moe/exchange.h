@@ -22,7 +22,7 @@ class Exchange {
   explicit Exchange(const Ranks& ranks);
 
   int64_t sent_rows();
-  /// Of what all ranks have in this column of their counts for this one.
+  /// Sum of what all ranks have in this column of their counts for this one.
   int64_t received_sum(int64_t column);
   /// x [sent rows, W], sorted by destination -> [received rows, W], sorted by source.
   AsyncTensor start(const at::Tensor& x_RW) const;

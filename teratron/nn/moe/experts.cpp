@@ -45,7 +45,7 @@ void accumulate_zero(Parameter& parameter) {
   });
 }
 
-// Of the probabilities; zero in rows of no expert.
+// Gradient of the probabilities; zero in rows of no expert.
 at::Tensor probability_grad(const at::Tensor& product_R, const at::Tensor& ends_E) {
   const at::Tensor row = at::arange(product_R.size(0), ends_E.options());
   return product_R.masked_fill(row >= ends_E.select(0, -1), 0.0);
@@ -118,7 +118,7 @@ struct GroupedMlp : torch::autograd::Function<GroupedMlp> {
             at::Tensor()};
   }
 
-  // Of an input that is computed again.
+  // With an input that is computed again.
   static void accumulate_weight_grad(const Experts::Layer& layer, const ExpertMatmul::Operand& dy,
                                      const at::Tensor& x, const GroupedGemm& gemm) {
     ExpertMatmul::Operand input;

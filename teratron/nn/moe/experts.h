@@ -21,7 +21,7 @@ struct ExpertParallel {
   Group tensor;     // Axis::etp
   Group both = {};  // for TokenDispatch::none
 
-  /// Those of this rank.
+  /// The experts of this rank.
   ExpertRange local(int64_t experts_in_all) const {
     const int64_t count = experts_in_all / experts.size;
     return {experts.rank * count, count};

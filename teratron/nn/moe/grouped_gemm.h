@@ -24,9 +24,9 @@ ExpertWeights weights_of(const ExpertParameters& parameters);
 
 class GroupedGemm {
  public:
-  /// Of operands like `rows` with these ends, i32 [E].
+  /// For operands like `rows` with these ends, i32 [E].
   GroupedGemm(const at::Tensor& ends_E, const at::Tensor& rows);
-  /// The same groups for GEMMs in FP8.
+  /// The groups for GEMMs in FP8.
   const Fp8Groups& fp8_groups() const;
 
   at::Tensor forward(const at::Tensor& x_RI, const ExpertWeights& weight) const;

@@ -20,7 +20,7 @@ struct BalanceOptions {
   int64_t tokens = 0;  // T
 };
 
-/// Of one set of tokens: p [t, E] of this rank, n [E] of all ranks.
+/// Loss of one set of tokens: p [t, E] of this rank, n [E] of all ranks.
 at::Tensor load_balancing_loss(const at::Tensor& probs_TE, const at::Tensor& counts_E,
                                const BalanceOptions& options);
 /// Mean of the losses of B sequences of T tokens: p [s, B, E] of this rank, n [B, E] of all ranks.

@@ -18,7 +18,7 @@ class ExpertBytes {
  public:
   ExpertBytes(const MoeOptions& options, const RankSizes& sizes);
 
-  /// Of the router's scores.
+  /// Bytes of the router's scores.
   double scores() const;
   /// Where rows come from and go to.
   double places() const;

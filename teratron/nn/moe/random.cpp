@@ -13,7 +13,7 @@ constexpr int64_t low_word = 0xFFFFFFFF;
 struct Product {
   at::Tensor high, low;
 };
-// Of 32-bit words in i64: the product wraps around in 64 bits, whose halves are right all the same.
+// Philox's 32 x 32 -> 64-bit product, on i64 tensors; signed overflow does not change the two halves.
 Product multiply(const at::Tensor& x, int64_t factor) {
   const at::Tensor product = x * factor;
   return {at::bitwise_right_shift(product, 32).bitwise_and_(low_word), at::bitwise_and(product, low_word)};

@@ -47,7 +47,7 @@ bool records(const LayerContext& context) {
 
 }  // namespace
 
-// Of this rank's tokens, without coefficients; undefined: not in use.
+// Losses of this rank's tokens, without coefficients; undefined: not in use.
 struct Router::Losses {
   at::Tensor aux, sequence, global, z;
 };

@@ -3,7 +3,7 @@
 //
 //   logits = x W^T (+ b), x after jitter      losses of the logits: load_balancing.h
 //
-// Tokens of one micro-batch are routed together wherever they are: capacity, sinkhorn and the counts in
+// Tokens of one micro-batch are routed together wherever they are. Capacity, sinkhorn and the counts in
 // losses are those of all sequence shards and context-parallel ranks, so that the result is the same on every
 // layout. Capacity is therefore that of a micro-batch, which Megatron-LM divides among the ranks.
 //
@@ -52,7 +52,7 @@ class Router {
     Routing routing;
     KeptChoices kept;
   };
-  /// Of x [S, B, H], S local under sequence parallelism.
+  /// Routes x [S, B, H], S local under sequence parallelism.
   Output forward(const at::Tensor& x_SBH, const LayerContext& context);
   const std::vector<Parameter*>& parameters() const { return parameters_; }
 

@@ -19,7 +19,7 @@ void run_beside(const LocalWork& local) {
   if (local.beside) local.beside();
 }
 
-// Of rows [ranks, experts, rows] to [experts, ranks, rows], which have one expert each.
+// Permutes rows [ranks, experts, rows] to [experts, ranks, rows], which have one expert each.
 Permutation by_expert(int64_t ranks, int64_t experts, int64_t rows, const at::TensorOptions& options) {
   const at::Tensor all = at::arange(ranks * experts * rows, options);
   return {.slot_of_row = all.view({ranks, experts, rows}).transpose(0, 1).flatten(),
@@ -70,7 +70,7 @@ at::Tensor TokenDispatcher::forward(const at::Tensor& x_TH, const Routing& routi
   return reduce_scatter(dispatch(tokens), 0, tensor).to(x_TH.scalar_type());
 }
 
-// Of the tokens of all expert-parallel ranks.
+// Permutation of the tokens of all expert-parallel ranks.
 Permutation TokenDispatcher::padded_permutation(const Tokens& tokens) const {
   const at::Tensor& experts_TK = tokens.routing.experts_TK;
   const int64_t rows = std::min(tokens.capacity * options_.microbatches, experts_TK.size(0));

@@ -1,7 +1,7 @@
-// Offloading of saved activations: what the first steps (layers, or units that are recomputed together) of a
-// stack save for backward is copied to pinned host memory beside the computation of the steps after them,
-// and back before it is needed. The host waits for nothing; the device waits where a copy is late. Which
-// copies may be late, and what is on the device meanwhile: offload_schedule.h.
+// Offloading of what the first steps (layers, or units that are recomputed together) of a stack save for
+// backward. It is copied to pinned host memory beside the computation of the steps after them, and back
+// before it is needed. The host waits for nothing; the device waits where a copy is late. Which copies may be
+// late, and what is on the device meanwhile: offload_schedule.h.
 //
 // A storage is copied once, whatever number of tensors saved it. It stays on the device if it is small, or if
 // something else holds it: parameters, gradients, inputs of the stack that its caller keeps. Memory is freed
@@ -23,7 +23,7 @@ struct OffloadOptions {
   int64_t min_bytes = int64_t{1} << 20;  // of a storage that is copied
 };
 
-/// Of one stack on one rank. Several forwards may be in flight, as in a pipeline. Graphs may outlive it.
+/// For one stack on one rank. Several forwards may be in flight, as in a pipeline. Graphs may outlive it.
 class ActivationOffload {
  public:
   /// One forward of the stack and its backward.

@@ -156,7 +156,7 @@ TEST(ActivationOffload, CopiesLargeTensors) {
   expect_equal(stack.gradients(), plain.gradients());
 }
 
-// Of each step: x, saved three times, by sine too, and the product.
+// Each step saves x three times, for sine too, and the product.
 TEST(ActivationOffload, FreesTheDevice) {
   const int64_t rows = 1000;
   const auto saved_bytes = [&](int64_t offloaded) {

@@ -6,9 +6,9 @@
 
 namespace teratron {
 
-/// Of one forward through a stack whose first steps (layers, or units that are recomputed together) are
-/// offloaded. Copies may lag behind computation as long as they need no more memory than the steps that stay
-/// on the device will: at most max(2, steps - offloaded) steps are on the device while one is computed.
+/// Offload plan of a layer stack: saved activations of the first `offloaded` of `steps` steps (layers, or
+/// units that are recomputed together) go to the host. Copies may lag behind computation; at most max(2,
+/// steps - offloaded) steps' activations are on the device at once.
 struct OffloadSchedule {
   int64_t steps = 0;
   int64_t offloaded = 0;  // the first ones

@@ -30,7 +30,7 @@ class TransferStream {
   void follow_current();
   /// Launches a copy between contiguous tensors, one of them on the device and one in pinned host memory.
   void copy(const at::Tensor& to, const at::Tensor& from);
-  /// Of all copies so far.
+  /// A mark after all copies so far.
   std::shared_ptr<const TransferMark> mark();
 
  private:

@@ -74,7 +74,7 @@ struct PartTables {
   }
 };
 
-// Of a rank's queries over all keys. A document has three segments: its first chunk, its second, and the keys
+// Segments of a rank's queries over all keys. A document has three: its first chunk, its second, and the keys
 // that neither needs.
 Segments segments_over_all(const std::vector<Documents>& samples, int64_t rank, bool first,
                            at::Device device) {

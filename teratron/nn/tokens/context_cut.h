@@ -29,16 +29,16 @@ struct ContextCut {
   /// Where token s * B + b of all is among the tokens of all ranks, rank by rank, each s * B + b.
   at::Tensor order;
   at::Tensor inverse_order;
-  /// Of this rank's queries and all keys: the first chunks of documents and the keys that they may see; the
-  /// other queries see no key. Then the second chunks.
+  /// Segments of this rank's queries and all keys: the first chunks of documents and the keys that they may
+  /// see; the other queries see no key. Then the second chunks.
   Segments first_over_all, second_over_all;
 };
 
-/// Of `samples` samples of `length` tokens. `bounds`: the first token b * length + s of each document, in
-/// order; the first token of every sample is one.
+/// The cut of `samples` samples of `length` tokens. `bounds`: the first token b * length + s of each
+/// document, in order; the first token of every sample is one.
 std::shared_ptr<const ContextCut> make_context_cut(std::span<const int32_t> bounds, int64_t samples,
                                                    int64_t length, const Group& group, at::Device device);
-/// The same where every sample is one document.
+/// The cut where every sample is one document.
 std::shared_ptr<const ContextCut> make_context_cut(int64_t samples, int64_t length, const Group& group,
                                                    at::Device device);
 

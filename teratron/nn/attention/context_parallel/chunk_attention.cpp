@@ -28,7 +28,7 @@ struct ChunkState final : MergedAttention {
   AttentionRequest request;  // without tensors
   int64_t rank;
 
-  // Those of the first chunk, then of the second.
+  // Blocks of the first chunk, then of the second.
   std::vector<Block> blocks(const QueryKeyValue& qkv) const {
     const int64_t chunk = qkv.q_SBND.size(0) / 2, keys = qkv.k_SBGD.size(0);
     std::vector<Block> result;

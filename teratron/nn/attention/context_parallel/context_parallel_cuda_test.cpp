@@ -66,7 +66,7 @@ void expect_parts(const AttentionCase& c, at::ScalarType type) {
   EXPECT_LT(relative_error(actual.logsumexp_BNS.cpu().masked_select(seen),
                            expected.logsumexp_BNS.masked_select(seen)),
             1e-3);
-  // Of a whole whose other keys have as much weight and other values.
+  // Part of a whole whose other keys have as much weight and other values.
   const at::Tensor dy = sample.dy_SBF.unflatten(2, {c.heads, c.width});
   const PartialAttention whole{(expected.y_SBND * 0.5).to(type),
                                (expected.logsumexp_BNS.masked_fill(seen.logical_not(), 0.0) + std::log(2.0))};

@@ -12,8 +12,8 @@ struct PartialAttention {
   at::Tensor logsumexp_BNS;  // natural logarithm, f32 (f64 for f64); -inf for queries without keys
 };
 
-/// Of a request without dropout, biases and windows. The same backends as attention(), with math in place of
-/// fused.
+/// Computes a request without dropout, biases and windows. Backends are those of attention(), with math in
+/// place of fused.
 PartialAttention partial_attention(const AttentionRequest& request);
 /// Gradients of the part's queries, keys and values, from y and its log-sum-exp over all keys and from dy.
 /// cuDNN writes them into those tensors of `out` that are defined, and returns these; other backends return

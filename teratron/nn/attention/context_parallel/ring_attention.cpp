@@ -48,7 +48,7 @@ class RingLayout {
     return chunks == Chunks::first ? part(rank).first_count : part(rank).second_count;
   }
 
-  // Of this rank's tokens.
+  // The part of this rank's tokens.
   at::Tensor take(const at::Tensor& x, Chunks chunks) const {
     if (chunks == Chunks::all) return x;
     if (!whole_samples()) return x.index_select(0, index(chunks));
