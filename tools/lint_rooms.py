@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 
 INCLUDE = re.compile(r'^#include "teratron/([^"]+)"', re.M)
 # Folders whose rooms do not have an order yet.
-UNORDERED = ("cli", "nn")
+UNORDERED = ("cli",)
 
 
 def room_of(path):
