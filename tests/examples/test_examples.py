@@ -168,6 +168,8 @@ def test_own_model(built, tmp_path):
     assert losses(learned)[-1] < losses(learned)[0] - 1 and kind_losses(learned)[-1] < 0.6
     texts = sampled_texts(tmp_path / "learned")
     assert len(texts) == 20 and len({len(text.split()) for text in texts}) > 4, "they end one after the other"
+    for request, text in list(zip(map(json.loads, sources.read_text().splitlines()), texts))[::3]:
+        assert text.split() == list(map(str, reversed(request["encoder_tokens"])))[:len(text.split())]
     run(program, "launch", "--nproc-per-node", "8", "--backend", "threads", "--log-dir", tmp_path / "logs", "--", "pretrain",
         "reverse", *flags, "--tp", "2", "--pp", "2", "--micro-batch-size", "1", "--train-iters", "401", "--lr", "1e-9",
         "--load", tmp_path / "learned", "--save", tmp_path / "eight", "--override-opt-param-scheduler",

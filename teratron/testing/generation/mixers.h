@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 
 #include "teratron/nn/attention/attention_layer.h"
+#include "teratron/nn/cost/linear_cost.h"
 #include "teratron/nn/slot_state.h"
 
 namespace teratron {
@@ -63,6 +64,19 @@ class DecayedSum : public Mixer {
   RowLinear out_;
   Parameter& factor_;
 };
+
+/// The costs of a DecayedSum. It saves its input, the factors, the state of each token and what linear_proj
+/// reads.
+inline std::vector<Operator> decayed_sum_operators(const std::string& name, const RankSizes& sizes) {
+  const double hidden = as_real(sizes.states.width), channels = hidden / sizes.shards;
+  Operator op = gemm_operator(name, sizes, hidden, 2.0 * channels);
+  const double states = sizes.tokens * channels * sizes.element;
+  op.add_saved(column_input(sizes, hidden, false) + channels * sizes.element + states +
+               row_input(sizes, channels, false));
+  op.forward_peak += states + row_output(sizes);
+  op.backward_peak += states + row_gradient(sizes);
+  return {op};
+}
 
 /// Causal attention whose queries and keys are wider than its values.
 class WideKeyAttention : public Mixer {
