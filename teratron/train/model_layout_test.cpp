@@ -99,10 +99,10 @@ TEST(Gpt, StepsOfAGenerationMatchFullForward) {
       const auto of_step = [first = first, length = length](const at::Tensor& x_SB) {
         return by_sequence(x_SB.narrow(0, first, length));
       };
-      const MicroBatch chunk{.tensors = {{"tokens", of_step(whole["tokens"])},
-                                         {"position_ids", of_step(whole["sequence_index"])}},
-                             .training = false,
-                             .generation = sequences.step(first, length)};
+      MicroBatch chunk{.tensors = {{"tokens", of_step(whole["tokens"])},
+                                   {"position_ids", of_step(whole["sequence_index"])}},
+                       .training = false};
+      chunk.generation = sequences.step(first, length);
       const at::Tensor logits = model.logits(model.forward({}, chunk, states.get()));
       EXPECT_LT(relative_error(logits, of_step(expected)), 1e-12) << variant.name;
     }
