@@ -228,6 +228,7 @@ int train_command(Args args) {
 struct TokenizerCommand {
   CommandLine line;
   std::function<void(const Tokenizer&, const TokenizerOptions&)> run;
+  std::function<void()> check = nullptr;  // fields of the command itself
 
   int operator()(Args args) {
     TokenizerFlags flags;
@@ -235,6 +236,7 @@ struct TokenizerCommand {
     fields.front().traits.required = true;  // the type
     line.fields.insert(line.fields.end(), fields.begin(), fields.end());
     if (!read_command(line, args)) return 0;
+    if (check) check();
     const TokenizerOptions options = flags.options();
     run(*build_tokenizer(options), options);
     return 0;
@@ -243,12 +245,13 @@ struct TokenizerCommand {
 
 int encode_command(Args args) {
   EncodeFlags flags;
+  const auto check = [&] {
+    if (!flags.offsets || !flags.timing) return;
+    throw config_error({.what = "offsets are not timed",
+                        .where = "--timing",
+                        .fix = "Give only one of --offsets and --timing"});
+  };
   const auto run = [&](const Tokenizer& tokenizer, const TokenizerOptions&) {
-    if (flags.offsets && flags.timing) {
-      throw config_error({.what = "offsets are not timed",
-                          .where = "--timing",
-                          .fix = "Give only one of --offsets and --timing"});
-    }
     (flags.offsets ? encode_with_offsets : encode)(tokenizer, flags);
   };
   return TokenizerCommand{
@@ -259,7 +262,8 @@ int encode_command(Args args) {
                   bound_field("timing", &flags.timing, "Print the time spent encoding to stderr"),
                   bound_field("offsets", &flags.offsets,
                               "Print each token as id:begin-end, its range of characters in the text")}},
-      run}(args);
+      run,
+      check}(args);
 }
 
 int decode_command(Args args) {

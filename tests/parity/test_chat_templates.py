@@ -105,6 +105,6 @@ def test_other_templates_are_refused_with_the_list(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
     error = ours("--tokenizer-model", tmp_path, lines=[], code=2)
     assert all(name in error for name in TEMPLATES) and "--chat-template NAME" in error
-    assert "'vicuna' is not a known chat template" in ours("--chat-template", "vicuna", lines=[], code=2)
+    assert "chat_template = 'vicuna' is not a valid choice" in ours("--chat-template", "vicuna", lines=[], code=2)
     assert "no chat template" in ours(lines=[], code=2)
     assert "not a list of messages" in ours("--chat-template", "chatml", lines=[{"role": "user"}], code=3)
