@@ -8,8 +8,6 @@ import re
 from collections import defaultdict, deque
 
 INCLUDE = re.compile(r'^#include "teratron/([^"]+)"', re.M)
-# Folders whose rooms do not have an order yet.
-UNORDERED = ("cli",)
 
 
 def room_of(path):
@@ -51,7 +49,7 @@ def check_rooms(files):
                if re.fullmatch(r"teratron/\w+/.*\.(h|cpp|cu|cuh|inc)", path) and not path.endswith("_test.cpp")}
     for folder, edges in sorted(includes_between_rooms(sources).items()):
         circles = [shortest_circle(edges, room) for room in sorted(edges) if not room.endswith(".")]
-        if folder in UNORDERED or not any(circles):
+        if not any(circles):
             continue
         circle = min(filter(None, circles), key=len)
         steps = [edges[a][b] for a, b in zip(circle, circle[1:])]

@@ -13,7 +13,7 @@
 #include "teratron/bench/serve_bench.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/run_job.h"
-#include "teratron/cli/train/training_arguments.h"
+#include "teratron/cli/training_arguments.h"
 #include "teratron/train/loop/pretrain.h"
 
 namespace teratron {

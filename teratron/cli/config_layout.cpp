@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "teratron/cli/train/training_arguments.h"
+#include "teratron/cli/training_arguments.h"
 #include "teratron/plan/rank_memory.h"
 #include "teratron/train/loop/pretrain.h"
 

@@ -4,7 +4,7 @@
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/plan_flags.h"
-#include "teratron/cli/train/training_arguments.h"
+#include "teratron/cli/training_arguments.h"
 #include "teratron/comm/mesh/rank_grid.h"
 #include "teratron/device/available_memory.h"
 #include "teratron/pipeline/schedule.h"

@@ -13,7 +13,7 @@
 #include "teratron/base/log.h"
 #include "teratron/cli/build_info.h"
 #include "teratron/cli/config_consensus.h"
-#include "teratron/cli/train/training_arguments.h"
+#include "teratron/cli/training_arguments.h"
 #include "teratron/comm/collective_errors.h"
 #include "teratron/comm/torch_fault.h"
 #include "teratron/device/device.h"

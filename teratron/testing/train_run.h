@@ -14,7 +14,7 @@
 
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/safetensors.h"
-#include "teratron/cli/train/training_arguments.h"
+#include "teratron/cli/training_arguments.h"
 #include "teratron/comm/host/thread_world.h"
 #include "teratron/comm/single_world.h"
 #include "teratron/testing/run_log.h"

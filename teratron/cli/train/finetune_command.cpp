@@ -3,7 +3,7 @@
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/run_job.h"
-#include "teratron/cli/train/training_arguments.h"
+#include "teratron/cli/training_arguments.h"
 #include "teratron/tasks/training_texts.h"
 #include "teratron/train/classification/classification.h"
 #include "teratron/train/loop/pretrain.h"
@@ -15,11 +15,13 @@ namespace {
 void print_usage() {
   print_line(
       "usage: teratron finetune gpt FLAGS...\n"
-      "       teratron finetune bert|gpt --task classification|regression --train-data FILE --valid-data FILE "
+      "       teratron finetune bert|gpt --task classification|regression --train-data FILE --valid-data "
+      "FILE "
       "FLAGS...\n"
       "\n"
       "The first trains on conversations, with the loss of the assistant's turns, as\n"
-      "`teratron pretrain gpt --finetune --sft FLAGS...` does. The second trains a head, and the model below it,\n"
+      "`teratron pretrain gpt --finetune --sft FLAGS...` does. The second trains a head, and the model below "
+      "it,\n"
       "on labelled texts.\n"
       "`teratron finetune gpt --help` lists the flags.");
 }

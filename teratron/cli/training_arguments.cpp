@@ -1,4 +1,4 @@
-#include "teratron/cli/train/training_arguments.h"
+#include "teratron/cli/training_arguments.h"
 
 #include "teratron/hf/architecture.h"
 #include "teratron/hf/peft.h"
