@@ -29,7 +29,10 @@ EngineSettings with_defaults(EngineSettings settings, const LanguageModel& model
 }  // namespace
 
 Engine::Engine(const LanguageModel& model, const EngineSettings& settings, HostGroup& ranks)
-    : model_(model), settings_(with_defaults(settings, model)), slots_(settings_.max_rows + 1) {
+    : model_(model),
+      settings_(with_defaults(settings, model)),
+      rules_(settings.newlines, settings.tokenizer),
+      slots_(settings_.max_rows + 1) {
   const int64_t longest_source = model.encodes ? std::min(settings_.longest_source, model.max_positions) : 0;
   const StateNeeds needs = state_needs(model);
   const int64_t pages =
@@ -167,12 +170,28 @@ void Engine::add_row(Plan& plan, Active& active, Sequence& sequence, int64_t tok
   const bool is_first = &sequence == active.sequences.data();
   if (is_first && sequence.cached == 0 && model_.encodes) row.source_tokens = &active.request.encoder_tokens;
   if (tokens == active.left_to_run(sequence) && active.request.max_new_tokens > 0) {
-    step.choices.push_back(next_choice(active, sequence, first + tokens - 1));
+    const auto index = static_cast<size_t>(&sequence - active.sequences.data());
+    step.choices.push_back(
+        rules_.choice(active.request, {.index = index, .tokens = sequence.tokens, .top_p = sequence.top_p}));
+    step.choices.back().token = first + tokens - 1;
     step.logprobs = step.logprobs || active.request.logprobs;
     step.top = std::max(step.top, top_of(active.request));
     entry.chooses = true;
   }
   plan.entries.push_back(entry);
+}
+
+// Unless a stop ends a sequence, the next step has the same rows: no prompt is read, none can join, none is
+// complete, and how a token is chosen does not depend on the one before.
+bool Engine::continues(const Plan& plan) const {
+  if (!waiting_.empty()) return false;
+  return std::all_of(plan.entries.begin(), plan.entries.end(), [&](const Plan::Entry& entry) {
+    const Active& active = *entry.active;
+    const int64_t new_tokens = entry.sequence->length() - active.prompt();
+    return entry.chooses && !active.has_beams() && !active.request.prevent_newline_after_colon &&
+           entry.sequence->length() - entry.sequence->cached == 1 &&
+           new_tokens + 1 < active.request.max_new_tokens;
+  });
 }
 
 Engine::Plan Engine::plan_step() {
@@ -248,7 +267,7 @@ void Engine::apply_token(Active& active, Sequence& sequence, const std::vector<S
   sequence.top_p = decayed_top_p(sequence.top_p, request.sampling);
   if (request.logprobs) add_logprobs(active, sequence, tokens);
   generated_ += 1;
-  if (is_stop(request, sequence)) {
+  if (rules_.is_stop(request, sequence.tokens)) {
     sequence.finish_reason = "stop";
   } else if (sequence.length() - active.prompt() == request.max_new_tokens) {
     sequence.finish_reason = "length";

@@ -25,6 +25,7 @@
 #include "teratron/generate/page_pool.h"
 #include "teratron/generate/request.h"
 #include "teratron/generate/stage_runner.h"
+#include "teratron/generate/token_rules.h"
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {
@@ -84,19 +85,18 @@ class Engine {
   void admit();
   Plan plan_step();
   void add_row(Plan& plan, Active& active, Sequence& sequence, int64_t tokens);
-  StepChoice next_choice(const Active& active, const Sequence& sequence, int64_t token) const;
   bool continues(const Plan& plan) const;
   void apply(const Plan& plan, const StepOutput& output);
   static void add_logprobs(const Active& active, Sequence& sequence,
                            const std::vector<StepOutput::Token>& tokens);
   void apply_token(Active& active, Sequence& sequence, const std::vector<StepOutput::Token>& tokens);
   void apply_beams(Active& active, const std::vector<std::vector<StepOutput::Token>>& best);
-  bool is_stop(const GenerationRequest& request, const Sequence& sequence) const;
   void finish(Active& active, const char* reason);
   void retire_finished();
 
   const LanguageModel& model_;
   EngineSettings settings_;
+  TokenRules rules_;
   RequestLimits limits_;
   std::optional<PagePool> pool_;
   PagePool slots_;
