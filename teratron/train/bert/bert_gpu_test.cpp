@@ -5,6 +5,7 @@
 
 #include "teratron/device/device.h"
 #include "teratron/models/bert/bert.h"
+#include "teratron/models/transformer/select_positions.h"
 #include "teratron/nn/attention/attention.h"
 #include "teratron/optim/param_and_grad_buffer.h"
 #include "teratron/testing/bert_models.h"
