@@ -9,6 +9,7 @@
 #include "teratron/hf/hf_checkpoint.h"
 #include "teratron/hf/peft.h"
 #include "teratron/models/family.h"
+#include "teratron/models/family_formats.h"
 #include "teratron/models/weights.h"
 #include "teratron/settings/checkpoint_args.h"
 #include "teratron/settings/checks/validate.h"
@@ -19,15 +20,14 @@ namespace {
 
 // Keys that the trainer saves next to the settings.
 struct SavedModel {
-  std::string family = "gpt";
+  std::string family;
   int64_t vocabulary = 0;  // the tokenizer's size
 };
 
 SavedModel saved_model(const CheckpointInfo& info, const Arguments& args) {
   const nlohmann::json config = nlohmann::json::parse(info.config);
-  SavedModel saved{.vocabulary = args.vocab_size.value_or(0)};  // an imported one
-  const auto family = config.find("model_family"), vocabulary = config.find("tokenizer_vocab_size");
-  if (family != config.end() && family->is_string()) saved.family = *family;
+  SavedModel saved{.family = saved_family(config), .vocabulary = args.vocab_size.value_or(0)};
+  const auto vocabulary = config.find("tokenizer_vocab_size");  // an imported one has only the other
   if (vocabulary != config.end())
     saved.vocabulary = vocabulary->is_number_integer() ? int64_t{*vocabulary} : 0;
   if (saved.vocabulary > 0) return saved;

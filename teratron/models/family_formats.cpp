@@ -51,7 +51,9 @@ const std::vector<MegatronModel>& megatron_models() {
 }
 
 std::string saved_family(const nlohmann::json& config) {
-  return config.value("model_family", family_formats().front().family);
+  const auto family = config.find("model_family");
+  return family != config.end() && family->is_string() ? family->get<std::string>()
+                                                       : family_formats().front().family;
 }
 
 }  // namespace teratron

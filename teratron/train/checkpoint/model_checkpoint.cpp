@@ -8,6 +8,7 @@
 #include "teratron/base/log.h"
 #include "teratron/base/tensor_dtype.h"
 #include "teratron/ckpt/save_plan.h"
+#include "teratron/models/family_formats.h"
 #include "teratron/models/weights.h"
 #include "teratron/nn/lora_options.h"
 #include "teratron/settings/checkpoint_args.h"
@@ -82,7 +83,7 @@ bool other_family_is(const LoadOptions& options, const std::string& name) {
 void check_family(const CheckpointInfo& info, const LoadOptions& options) {
   const json current = json::parse(options.config);
   if (!current.contains("model_family")) return;
-  const std::string saved = json::parse(info.config).value("model_family", "gpt");
+  const std::string saved = saved_family(json::parse(info.config));
   if (saved == current["model_family"] || other_family_is(options, saved)) return;
   throw checkpoint_error(
       {.what = fmt::format("the checkpoint holds a model of family {}, and this run trains {}",
