@@ -38,10 +38,7 @@ Datasets datasets(const DataRequest& request) {
 }
 
 ModelPlan plan(const Arguments& args, int64_t vocabulary) {
-  ModelPlan result = gpt_plan(gpt_config(args, vocabulary), gpt_schema(args.seq_length.value_or(0), {}));
-  result.summary =
-      fmt::format("toy: {} layers, hidden {}", args.num_layers.value_or(0), args.hidden_size.value_or(0));
-  return result;
+  return gpt_plan(gpt_config(args, vocabulary), gpt_schema(args.seq_length.value_or(0), {}));
 }
 
 void check(const Arguments& args, std::vector<Problem>& problems) {
