@@ -161,6 +161,6 @@ def test_bad_combinations():
     refused(*cp, "2", "--cp-comm-type", "a2a+p2p", says=["--cp-comm-type", "not supported", "p2p, all_gather or a2a"])
     refused(*cp, "2", "--cp-comm-type", "p2p", "a2a", says=["--cp-comm-type", "2 types", "4 layers"])
     refused(*cp, "2", "--cp-comm-type", "ring", says=["--cp-comm-type", "'ring'", "p2p"])
-    refused(*cp, "3", "--seq-length", "66", says=["8 ranks", "context 3"])
+    refused(*cp, "3", "--seq-length", "66", says=["there are 8", "context 3"])
     message(teratron("plan", "bert", *RUN, "--mock-data", "--train-iters", "1", "--world-size", "8", *cp, "2", code=2),
             "--context-parallel-size", "not causal")
