@@ -127,6 +127,7 @@ def test_api_key(run):
 def test_full_queue_and_large_bodies(run):
     with serving(run, "--max-queued-requests", "2", "--inference-max-requests", "1", "--max-body-bytes", "4096", **VERY_SLOW) as server:
         open_streams = [begin_stream(server)]
+        wait_for(lambda: server.metric("teratron_requests_running") == 1, "a place in the queue")  # counted after a step
         waiting = [server.send("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1}) for _ in range(2)]
         wait_for(lambda: server.metric("teratron_requests_waiting") == 2, "two requests in the queue")
         refused = server.completion(prompt="a", max_tokens=1)
