@@ -20,6 +20,9 @@ def comment_blocks(text):
             block = []
         if is_comment:
             block.append((offset + match.end("code"), match["text"]))
+        if is_comment and not alone:
+            yield block
+            block = []
         offset += len(line) + 1
     if block:
         yield block
@@ -73,7 +76,7 @@ def check_prose(path, text):
     for block in comment_blocks(text):
         found = list(paragraphs(block))
         for offset, beginning in dict([*found, (block[0][0], block[0][1].strip())]).items():
-            start = re.match(r"(Of|Those|The same) ", beginning)
+            start = re.match(r"(Of|Those|The same)[ ,;:]", beginning)
             if start:
                 yield offset, "comment-start", f'a comment begins with "{start.group(1)}"; begin with its subject'
         for offset, paragraph in found if path.endswith((".h", ".cuh")) else ():

@@ -33,8 +33,8 @@ struct GenerateBenchResult {
   double decode_seconds = 0.0;         // of these
   double bytes_per_step = 0.0;         // of a rank: weights, and keys and values in the middle of the answer
   double copy_bytes_per_second = 0.0;  // read plus written
-  /// Of the layers over the prompts as micro-batches of training, which read no pages; 0 with an encoder.
-  /// Also 0 with several pipeline stages.
+  /// Speed of the layers over the prompts as micro-batches of training, which read no pages. 0 with an
+  /// encoder or several pipeline stages.
   double forward_tokens_per_second = 0.0;
   int64_t profiled_steps = 0;
   KernelBreakdown breakdown = {};  // of these steps

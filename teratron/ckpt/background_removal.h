@@ -1,6 +1,6 @@
-// Deletes folders of checkpoints while the ranks go on: those of many ranks hold as many files, of which a
-// shared file system deletes some hundred a second. Failures are warnings. Fault points: ckpt.start_removal,
-// ckpt.removing (each entry of a folder), ckpt.removed.
+// Deletes old checkpoints in the background: one has a file per rank, and a shared file system deletes a few
+// hundred a second. Failures are warnings. Fault points: ckpt.start_removal, ckpt.removing (each entry of a
+// folder), ckpt.removed.
 #pragma once
 
 #include <chrono>
@@ -28,7 +28,7 @@ class BackgroundRemoval {
 
   /// Removes folders whose names no save uses again.
   void add(const Folders& folders);
-  /// The same, and waits unless all were added before: what follows may need their space.
+  /// Also waits, unless all were added before: the caller may need their space.
   void add_and_wait(const Folders& folders);
   /// Removes what `choose` returns. It is called on the thread, before further entries are removed, and must
   /// not throw.

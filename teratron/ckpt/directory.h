@@ -35,8 +35,9 @@ std::filesystem::path quarantine_checkpoint(const std::filesystem::path& checkpo
 
 struct Retention;  // checkpoint.h
 /// Renames the checkpoints other than `newest` that `retain` does not keep, so that nothing finds them again;
-/// returns their new paths. Those of later iterations, left by a training that went back, are not counted in
-/// Retention::last; only an interval alone removes them.
+/// returns their new paths. Iterations later than `newest`, left by a training that went back, do not count
+/// in Retention::last, and it keeps them all. With `last` 0, those that are not multiples of
+/// Retention::interval are removed.
 std::vector<std::filesystem::path> discard_checkpoints(const std::filesystem::path& newest,
                                                        const Retention& retain);
 

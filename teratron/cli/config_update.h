@@ -11,9 +11,8 @@ struct UpdatedConfig {
   std::vector<std::string> added;  // keys
 };
 
-/// `text` of the file `path` followed by the top-level keys that it lacks, with the values that their absence
-/// means; what it has, comments and other keys included, stays as it is. UserError(config) with all problems
-/// of a file that cannot be read.
+/// Appends missing top-level keys with their defaults; keeps the rest, comments included. `text`: contents of
+/// the file `path`. UserError(config) with all problems of a file that cannot be read.
 UpdatedConfig update_config(const std::string& text, const std::string& path);
 
 }  // namespace teratron

@@ -24,7 +24,7 @@ struct Engine::Active {
   int64_t rows = 0;  // reserved
   std::vector<Sequence> sequences;
   std::vector<int32_t> source_pages;  // of an encoder's tokens, for all sequences
-  // Of a beam search.
+  // State of a beam search.
   BeamPages beam_pages;
   std::optional<BeamHypotheses> hypotheses;
   std::vector<double> scores;

@@ -15,7 +15,7 @@ struct StepRow {
   int64_t length = 0;                           // of the sequence, these tokens included
   const std::vector<int32_t>* pages = nullptr;  // of the sequence
   int64_t slot = 0;                             // of the sequence, for what layers keep of it in one place
-  // Of a model with an encoder:
+  // With an encoder:
   const std::vector<int32_t>* source_pages = nullptr;  // of what the sequence attends to
   int64_t source_length = 0;
   const std::vector<int32_t>* source_tokens =

@@ -25,6 +25,7 @@ def function_of(lines):
 BAD = [
     ("layer", '#include "teratron/models/gpt/gpt.h"\n', CPP),
     ("layer", '#pragma once\n#include "teratron/tokenizer/tokenizer.h"\n', "teratron/base/x.h"),
+    ("layer", '#pragma once\n#include "teratron/train/trainer.h"\n', "teratron/launch/x.h"),
     ("include", '#include "linear.h"\n', CPP),
     ("torch-header", "#include <torch/torch.h>\n", CPP),
     ("file-length", "// line\n" * 401, CPP),

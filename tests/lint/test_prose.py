@@ -16,7 +16,8 @@ def findings(text, path=HEADER):
 
 
 @pytest.mark.parametrize("text", ["// Of each rank, the shards.", "/// Those of the tree.", "int x;  //< The same in f64.",
-                                  "// Of [a, b] = [1, 2].", "// Sums. Means.\n//\n// Of a group."])
+                                  "// Of [a, b] = [1, 2].", "// Sums. Means.\n//\n// Of a group.", "/// The same, in f64.",
+                                  "// The same; in f64.", "int x;  // a sum\n/// Of a group."])
 @pytest.mark.parametrize("path", [HEADER, "examples/x.cpp", "examples/x.cu", "examples/x.def"])
 def test_finds_how_a_comment_begins(text, path):
     assert findings(text, path) == [(text.count("\n") + 1, "comment-start")]

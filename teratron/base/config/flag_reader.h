@@ -9,7 +9,7 @@
 
 namespace teratron {
 
-/// What becomes of arguments that are not of the table.
+/// How arguments outside the table are treated.
 enum class OtherArguments : uint8_t {
   refused,
   collected,  // returned, wherever they stand

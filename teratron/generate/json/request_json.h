@@ -19,7 +19,7 @@ struct RequestReader {
   int32_t document_end = -1;             // id; -1: none
   bool add_bos = false;
   int64_t total_length = 0;  // of prompt and answer where max_new_tokens is left out; 0: see defaults
-  // Of a model with an encoder, whose source is the prompt:
+  // With an encoder, whose source is the prompt:
   bool encodes = false;
   int32_t decoder_start = -1;  // id; -1: none
   int32_t source_end = -1;     // id after a source of text; -1: none

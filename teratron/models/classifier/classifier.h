@@ -1,5 +1,5 @@
 // Classifiers, whatever model is below them: labels, loss, options of the head, and what their models and
-// plans share.
+// plans share. Heads: models/gpt/gpt_classifier.h, models/bert/bert_classifier.h.
 #pragma once
 
 #include <memory>

@@ -41,7 +41,7 @@ struct OffloadConfig {
 /// Experts instead of an MLP (nn/moe).
 struct ExpertsConfig {
   std::vector<int64_t> layers;  // 1: has experts, 0: an MLP; empty: no layer has experts
-  /// Of each of these layers, without what depends on the layer and on other sizes of the model.
+  /// Options of these layers; those that follow from the layer or from other sizes of the model are unset.
   MoeOptions options;
 
   bool in(int64_t layer) const { return !layers.empty() && layers.at(static_cast<size_t>(layer)) != 0; }

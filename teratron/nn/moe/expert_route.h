@@ -1,5 +1,5 @@
-// The way of a rank's tokens to the ranks of their experts, and of these ranks' sums back. T tokens are here;
-// U have come from all ranks, this one included.
+// Moves T local tokens to the ranks of their experts, and the experts' sums back. U: tokens
+// received from all ranks, this one included.
 #pragma once
 
 #include <functional>
@@ -17,8 +17,8 @@ class ExpertRoute : public torch::CustomClassHolder {
  public:
   /// x [T, W] of every rank -> [U, W].
   virtual AsyncTensor start(const at::Tensor& x_TW) const = 0;
-  /// Sums over the ranks, [T, W], of what `produce` writes into `sums_UW` for the tokens that it is called
-  /// for. Where the route can, those of one rank are on their way while those of another are produced.
+  /// Sums over the ranks, [T, W], of the rows of `sums_UW`, which `produce` writes for the tokens that it
+  /// gets. Overlaps sending one rank's rows with producing the next rank's, if the route supports it.
   using Produce = std::function<void(const TokenSlice& tokens)>;
   virtual at::Tensor add_up(const at::Tensor& sums_UW, const Produce& produce) const = 0;
 };

@@ -40,7 +40,7 @@ struct GenerationBatch {
   // For layers that keep something per sequence; undefined: none does.
   at::Tensor slot_R;           // i64 [R]: of each row
   at::Tensor first_R, last_R;  // i64 [R]: first and last token of each row; undefined: each has one token
-  // Of models with an encoder:
+  // With an encoder:
   at::Tensor source_table_RP;  // the pages of the sources, as table_RP
   at::Tensor source_last_R;    // i64 [decode_rows]: the position of the last token of each source
   at::Tensor source_places_S;  // i64 [S]: of the source encoded in this micro-batch; undefined: none is

@@ -62,7 +62,7 @@ class MicrobatchGraphs {
   /// Copies the micro-batch to the tensors that the graphs read; false: it must run eagerly.
   bool copy_in(Graphs& graphs, const MicroBatch& batch);
   Captured captured(const Graphs& graphs, const Body& body);
-  /// The same; without a graph if it falls back.
+  /// As captured(), but without a graph if it falls back.
   Captured try_capture(const Graphs& graphs, const Body& body);
   void fall_back(const std::string& reason);
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
-from lint_rooms import check_rooms  # noqa: E402
+from lint_include_cycles import check_rooms  # noqa: E402
 
 
 def files(*includes):
