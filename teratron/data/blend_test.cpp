@@ -8,6 +8,7 @@
 #include "teratron/base/error.h"
 #include "teratron/data/indexed/indexed_dataset_builder.h"
 #include "teratron/models/gpt/data/gpt_builder.h"
+#include "teratron/models/gpt/data/mock_gpt_dataset.h"
 #include "teratron/testing/fixtures.h"
 #include "teratron/testing/samples.h"
 

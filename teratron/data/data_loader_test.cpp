@@ -7,6 +7,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/models/gpt/data/gpt_builder.h"
+#include "teratron/models/gpt/data/mock_gpt_dataset.h"
 #include "teratron/testing/fixtures.h"
 
 namespace teratron {

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/file.h"
+#include "teratron/models/gpt/data/mock_gpt_dataset.h"
 #include "teratron/models/gpt/gpt_family.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/testing/train_run.h"

@@ -1,5 +1,7 @@
 #include "teratron/models/gpt/data/gpt_builder.h"
 
+#include "teratron/models/gpt/data/mock_gpt_dataset.h"
+
 namespace teratron {
 
 namespace {

@@ -61,13 +61,6 @@ void fill_masks(const GPTMaskOptions& masks, std::span<const int32_t> sequence_s
   std::replace(labels.begin(), labels.end(), masks.pad_id, int64_t{0});
 }
 
-uint64_t mix(uint64_t value) {  // splitmix64
-  value += 0x9e3779b97f4a7c15;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
-  return value ^ (value >> 31);
-}
-
 }  // namespace
 
 BatchSchema gpt_schema(int64_t sequence_length, const GPTMaskOptions& masks) {
@@ -146,29 +139,6 @@ std::string GPTDataset::describe() const {
   return fmt::format("{}: {} samples of {} tokens from {} epoch{} of {} tokens", data_->prefix(), size(),
                      options_.sequence_length, index_.epochs, index_.epochs == 1 ? "" : "s",
                      index_.tokens_per_epoch);
-}
-
-MockGPTDataset::MockGPTDataset(const Options& options) : options_(options) {
-  TERATRON_ASSERT(options.vocab_size > 1 && options.sequence_length > 0 && options.samples >= 0);
-}
-
-void MockGPTDataset::get(int64_t i, const Sample& sample) const {
-  const uint64_t random = mix(mix(options_.seed) + static_cast<uint64_t>(i));
-  const auto vocab = static_cast<uint64_t>(options_.vocab_size);
-  const uint64_t step = 1 + (random >> 32) % 8;
-  uint64_t token = (random & 0xffffffff) % vocab;
-  const std::span<int64_t> tokens = sample.i64("tokens"), labels = sample.i64("labels");
-  for (size_t position = 0; position < tokens.size(); ++position) {
-    tokens[position] = static_cast<int64_t>(token);
-    token = (token + step) % vocab;
-    labels[position] = static_cast<int64_t>(token);
-  }
-  fill_masks({}, {}, sample);
-}
-
-std::string MockGPTDataset::describe() const {
-  return fmt::format("mock data: {} samples of {} tokens, vocabulary {}", size(), options_.sequence_length,
-                     options_.vocab_size);
 }
 
 }  // namespace teratron
