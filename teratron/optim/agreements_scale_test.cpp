@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "teratron/optim/bucket_layout.h"
-#include "teratron/optim/tensor_holders.h"
+#include "teratron/optim/replica_agreement.h"
 #include "teratron/testing/scale/scale_costs.h"
 
 namespace teratron {

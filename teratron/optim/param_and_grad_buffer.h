@@ -141,7 +141,7 @@ class ParamAndGradBuffer {
 /// Buffers of all parameters of a rank that are trained, one per dtype, set of replicas and optimizer rule.
 /// Their buckets are reduced in one order, the same on all ranks, even if some ranks use other parameters.
 ///
-/// Ranks find out who holds what in log2(n) rounds, without any rank that knows all (tensor_holders.h).
+/// Ranks find out who holds what in log2(n) rounds, without any rank that knows all (replica_agreement.h).
 class ParamAndGradBuffers {
  public:
   /// `chunks`: number of parameters per pipeline chunk, in order; empty: one chunk. Collective over the mesh.

@@ -9,7 +9,7 @@
 #include "teratron/base/error.h"
 #include "teratron/comm/consensus.h"
 #include "teratron/optim/param_and_grad_buffer.h"
-#include "teratron/optim/tensor_holders.h"
+#include "teratron/optim/replica_agreement.h"
 
 namespace teratron {
 

@@ -27,7 +27,7 @@
 #include "teratron/comm/host/process_group.h"
 #include "teratron/comm/rendezvous/connect_ranks.h"
 #include "teratron/optim/bucket_layout.h"
-#include "teratron/optim/tensor_holders.h"
+#include "teratron/optim/replica_agreement.h"
 
 namespace teratron {
 namespace {

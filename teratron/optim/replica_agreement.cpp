@@ -1,4 +1,4 @@
-#include "teratron/optim/tensor_holders.h"
+#include "teratron/optim/replica_agreement.h"
 
 #include <map>
 
