@@ -14,7 +14,7 @@
 #include "teratron/cli/commands.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/cli/training_arguments.h"
-#include "teratron/train/loop/pretrain.h"
+#include "teratron/train/registry.h"
 
 namespace teratron {
 

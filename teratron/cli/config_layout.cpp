@@ -5,7 +5,7 @@
 
 #include "teratron/cli/training_arguments.h"
 #include "teratron/plan/rank_memory.h"
-#include "teratron/train/loop/pretrain.h"
+#include "teratron/train/registry.h"
 
 namespace teratron {
 

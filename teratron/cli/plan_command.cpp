@@ -10,7 +10,7 @@
 #include "teratron/pipeline/schedule.h"
 #include "teratron/plan/rank_memory.h"
 #include "teratron/settings/component_options.h"
-#include "teratron/train/loop/pretrain.h"
+#include "teratron/train/registry.h"
 
 namespace teratron {
 

@@ -20,7 +20,7 @@
 #include "teratron/plan/rank_memory.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/train/engine/engine_options.h"
-#include "teratron/train/loop/pretrain.h"
+#include "teratron/train/registry.h"
 
 namespace teratron {
 namespace {

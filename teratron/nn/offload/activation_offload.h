@@ -40,7 +40,6 @@ class ActivationOffload {
   explicit ActivationOffload(const OffloadOptions& options) : options_(options) {}
   /// On the device of all further passes.
   std::shared_ptr<Pass> begin_pass(at::Device device);
-  int64_t steps_offloaded() const { return options_.schedule.offloaded; }
   /// Host memory allocated so far.
   int64_t host_bytes() const;
 
