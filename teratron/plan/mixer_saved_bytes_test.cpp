@@ -5,7 +5,6 @@
 #include "teratron/models/transformer/layer_stack.h"
 #include "teratron/models/transformer/layer_stack_cost.h"
 #include "teratron/models/transformer/transformer_layer.h"
-#include "teratron/models/transformer/transformer_layer_cost.h"
 #include "teratron/plan/operator_costs.h"
 #include "teratron/testing/generation/mixers.h"
 #include "teratron/testing/memory_meter.h"
@@ -41,15 +40,11 @@ TEST(MixerOperators, SaveWhatARecurrenceSaves) {
   at::set_num_threads(1);  // the tensors are tiny
   const TransformerConfig config{
       .layers = 2, .hidden = 64, .ffn_hidden = 256, .heads = 4, .query_groups = 4, .kv_channels = 16};
-  const LayerOperators operators = [&](const std::string& name, const RankBatch& batch, int64_t layer) {
-    std::vector<BranchCost> branches = branch_costs(config, layer);
-    branches.front().operators = decayed_sum_operators;
-    return layer_operators(name, config, batch, branches);
-  };
+  const LayerOperators operators = transformer_operators(config, {.attention = decayed_sum_operators});
   const RankBatch batch{.batch = {mixer_samples, mixer_length}, .dtype = Dtype::f32, .gpu = false};
   const double ours =
       activation_memory(
-          stack_operators("layers", config, batch, {.layers = {0, config.layers}, .operators = operators}))
+          stack_operators("decoder", config, batch, {.layers = {0, config.layers}, .operators = operators}))
           .saved;
   EXPECT_NEAR(ours / allocated_by_mixers(config), 1.0, 0.01);
 }

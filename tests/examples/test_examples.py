@@ -175,6 +175,8 @@ def test_own_model(built, tmp_path):
         "--load", tmp_path / "learned", "--save", tmp_path / "eight", "--override-opt-param-scheduler",
         "--generate-interval", "401", "--generate-prompts", sources)
     assert sampled_texts(tmp_path / "eight") == texts, "with the same weights"
+    planned = run(program, "plan", "reverse", *flags, "--tp", "2", "--pp", "2", "--world-size", "8")
+    assert "Memory in GiB of a rank of each pipeline stage; peak" in planned, "the model describes its activations"
     alone = run(program, "pretrain", "reverse", *flags, "--save", tmp_path / "run", "--save-interval", "10")
     kinds = kind_losses(alone)
     features = [tensors(tmp_path / "run" / f"iter_{step:07}")["token_features"] for step in (10, 30)]

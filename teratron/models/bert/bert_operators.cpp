@@ -71,11 +71,11 @@ OperatorsOf with_head(const BertConfig& config, const BatchSchema& schema, const
     const RankSizes sizes(hidden_states(config), batch);
     std::vector<Operator> all;
     if (stage.embedding) all.push_back(embedding_operator(sizes));
-    append(all, stack_operators("encoder.layers", config, batch,
-                                {{stage.first_layer, stage.layers}, /*received=*/!stage.embedding}));
-    if (!stage.head) return all;
-    all.push_back(norm_operator("encoder.final_layernorm", config.norm, sizes));
-    append(all, head(sizes));
+    append(all, stack_operators("encoder", config, batch,
+                                {.layers = {stage.first_layer, stage.layers},
+                                 .received = !stage.embedding,
+                                 .ends = stage.head}));
+    if (stage.head) append(all, head(sizes));
     return all;
   };
 }

@@ -17,10 +17,11 @@ OperatorsOf gpt_operators(const GPTConfig& config) {
       const RankSizes narrow({.width = config.hidden}, batch);  // before the residual stream is made fp32
       all.push_back(norm_operator("embedding.word_embeddings_layernorm", config.norm, narrow));
     }
-    append(all, stack_operators("decoder.layers", config, batch,
-                                {{stage.first_layer, stage.layers}, /*received=*/!stage.embedding}));
+    append(all, stack_operators("decoder", config, batch,
+                                {.layers = {stage.first_layer, stage.layers},
+                                 .received = !stage.embedding,
+                                 .ends = stage.head}));
     if (!stage.head) return all;
-    all.push_back(norm_operator("decoder.final_layernorm", config.norm, sizes));
     append(all, output_layer_operators({.width = config.hidden,
                                         .columns = config.padded_vocabulary,
                                         .chunks = config.loss_chunks,

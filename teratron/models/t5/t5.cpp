@@ -20,13 +20,6 @@ VocabularyOptions vocabulary_options(const T5Config& config) {
           .init = weight_init(config.encoder)};
 }
 
-// The tower's part of the layers of a stage.
-LayerRange part_of(int64_t before, int64_t layers, const StageSpec& stage) {
-  const int64_t first = std::clamp<int64_t>(stage.first_layer - before, 0, layers);
-  const int64_t end = std::clamp<int64_t>(stage.first_layer + stage.layers - before, 0, layers);
-  return {first, end - first};
-}
-
 // The tokens of each row, then its padding: [0, l_0, S, S + l_1, ...], also where there is no padding, so
 // that shapes do not depend on the lengths.
 at::Tensor row_bounds(const at::Tensor& lengths_B1, int64_t length) {
@@ -71,16 +64,11 @@ int64_t decoder_length(int64_t tokens, const GenerationBatch* generation) {
 
 }  // namespace
 
-T5Stage::T5Stage(const T5Config& config, const StageSpec& stage)
-    : encoder(part_of(0, config.encoder.layers, stage)),
-      decoder(part_of(config.encoder.layers, config.decoder.layers, stage)),
-      embeds_source(stage.embedding),
-      ends_encoder(encoder.count > 0 && encoder.first + encoder.count == config.encoder.layers),
-      embeds_target(decoder.count > 0 && decoder.first == 0),
-      head(stage.head) {}
-
 T5::T5(const T5Config& config, const StageContext& part)
-    : Model(part.stage), config_(config), here_(config, part.stage), parallel_(part.parallel) {
+    : Model(part.stage),
+      config_(config),
+      here_(config.encoder, config.decoder, part.stage),
+      parallel_(part.parallel) {
   const Scope root(part.parameters);
   create_embeddings(part);
   encoder_ = make_tower(root, "encoder", here_.encoder, here_.ends_encoder);

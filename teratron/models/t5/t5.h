@@ -7,19 +7,12 @@
 
 #include "teratron/models/model.h"
 #include "teratron/models/t5/t5_config.h"
+#include "teratron/models/transformer/encoder_decoder_stage.h"
 #include "teratron/models/transformer/layer_stack.h"
 #include "teratron/nn/embedding.h"
 #include "teratron/nn/norm.h"
 
 namespace teratron {
-
-/// The encoder's layers come first, then the decoder's. A tower's embedding is on the stage where it begins,
-/// its final norm where it ends: a stage may hold parts of both, of one, or none.
-struct T5Stage {
-  T5Stage(const T5Config& config, const StageSpec& stage);
-  LayerRange encoder, decoder;
-  bool embeds_source = false, ends_encoder = false, embeds_target = false, head = false;
-};
 
 /// Columns (t5_schema()): encoder_tokens, encoder_index [Se, B]; encoder_length [B, 1], the tokens of each
 /// row without padding (undefined: rows without padding); decoder_tokens, decoder_index, labels and
@@ -64,7 +57,7 @@ class T5 : public Model {
   at::Tensor head_input(const Activations& output) const;
 
   T5Config config_;
-  T5Stage here_;
+  EncoderDecoderStage here_;
   TensorParallel parallel_;
   std::unique_ptr<VocabParallelEmbedding> word_embeddings_;
   std::unique_ptr<Embedding> position_embeddings_;

@@ -6,8 +6,8 @@
 #include <fmt/format.h>
 
 #include "teratron/models/transformer/layer_stack.h"
-#include "teratron/models/transformer/transformer_layer_cost.h"
 #include "teratron/nn/cost/dropout_cost.h"
+#include "teratron/nn/cost/norm_cost.h"
 
 namespace teratron {
 
@@ -68,23 +68,38 @@ void set_offload(std::span<Operator> operators, const OffloadStep& step, double 
   }
 }
 
-std::vector<Operator> transformer_operators(const TransformerConfig& config, const std::string& name,
-                                            const RankBatch& batch, int64_t layer) {
-  return layer_operators(name, config, batch, branch_costs(config, layer));
+// What all layers share: the memory of cross attention, with its gradient, and row ids.
+std::vector<Operator> shared_operators(const std::string& tower, const TransformerConfig& config,
+                                       const RankSizes& sizes) {
+  std::vector<Operator> all;
+  if (config.cross_attention) {
+    const double memory = sizes.of_memory().hidden;
+    all.push_back(
+        {.name = tower + ".memory", .saved = memory, .forward_peak = memory, .backward_peak = 2.0 * memory});
+  }
+  const int64_t score_heads = config.attention_dropout > 0.0 ? config.heads : 0;
+  all.push_back(dropout_rows_operator(tower + ".layers.dropout_rows", score_heads, sizes));
+  return all;
 }
 
 }  // namespace
 
-std::vector<Operator> stack_operators(const std::string& prefix, const TransformerConfig& config,
+LayerOperators transformer_operators(const TransformerConfig& config, const PartCosts& parts) {
+  return [config, parts](const std::string& name, const RankBatch& batch, int64_t layer) {
+    return layer_operators(name, config, batch, branch_costs(config, layer, parts));
+  };
+}
+
+std::vector<Operator> stack_operators(const std::string& tower, const TransformerConfig& config,
                                       const RankBatch& batch, const StackPart& part) {
   const RankSizes sizes(hidden_states(config), batch);
-  const LayerOperators operators_of =
-      part.operators ? part.operators : std::bind_front(transformer_operators, config);
+  const LayerOperators operators_of = part.operators ? part.operators : transformer_operators(config);
+  const std::string prefix = tower + ".layers";
   const Stack stack{prefix, config, sizes, operators_of};
   const std::vector<LayerUnit> units = layer_units(config.recompute, part.layers.count);
   const OffloadSchedule schedule = offload_schedule(units, config.offload.layers);
-  const int64_t score_heads = config.attention_dropout > 0.0 ? config.heads : 0;
-  std::vector<Operator> all = {dropout_rows_operator(prefix + ".dropout_rows", score_heads, sizes)};
+  std::vector<Operator> all;
+  if (!units.empty()) all = shared_operators(tower, config, sizes);
   for (int64_t step = 0; LayerUnit unit : units) {
     unit.layers.first += part.layers.first;
     std::vector<Operator> operators = operators_of_unit(stack, unit);
@@ -95,6 +110,7 @@ std::vector<Operator> stack_operators(const std::string& prefix, const Transform
     append(all, std::move(operators));
     ++step;
   }
+  if (part.ends) all.push_back(norm_operator(tower + ".final_layernorm", config.norm, sizes));
   return all;
 }
 

@@ -3,8 +3,7 @@
 
 #include <functional>
 
-#include "teratron/models/transformer/config.h"
-#include "teratron/nn/cost/rank_sizes.h"
+#include "teratron/models/transformer/transformer_layer_cost.h"
 #include "teratron/pipeline/stage_spec.h"
 
 namespace teratron {
@@ -15,16 +14,21 @@ namespace teratron {
 using LayerOperators =
     std::function<std::vector<Operator>(const std::string& name, const RankBatch& batch, int64_t layer)>;
 
+/// Transformer layers, with these parts in the place of theirs.
+LayerOperators transformer_operators(const TransformerConfig& config, const PartCosts& parts = {});
+
 /// The layers of a stack on a stage.
 struct StackPart {
   LayerRange layers;
   bool received = false;               // their input is a message, which the pipeline holds for its gradient
   LayerOperators operators = nullptr;  // null: transformer layers
+  bool ends = false;                   // the final norm follows
 };
 
-/// The layers in order, named `prefix`.3.*, after what they share. As LayerStack, it uses the number of
-/// layers of `config`, which of them stay in bf16, and what is recomputed and offloaded.
-std::vector<Operator> stack_operators(const std::string& prefix, const TransformerConfig& config,
+/// The layers in order, named `tower`.layers.3.*, after what they share: the memory of cross attention, row
+/// ids of dropout. Where the stack ends, `tower`.final_layernorm follows. As LayerStack, it uses the number
+/// of layers of `config`, which of them stay in bf16, and what is recomputed and offloaded.
+std::vector<Operator> stack_operators(const std::string& tower, const TransformerConfig& config,
                                       const RankBatch& batch, const StackPart& part);
 
 }  // namespace teratron

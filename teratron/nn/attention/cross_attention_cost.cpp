@@ -20,15 +20,8 @@ class CrossAttentionCost {
  private:
   // Hidden states [queries, H] to [queries, heads], or [keys, H] to [keys, 2 groups].
   Operator projection(const char* part, const RankSizes& rows, int64_t heads) const {
-    const double hidden = as_real(options_.hidden);
     const double width = as_real(heads * options_.kv_channels) / rows.shards;
-    Operator op = gemm_operator(name_ + "." + part, rows, hidden, width);
-    op.saved = column_input(rows, hidden, false);
-    const double whole = rows.whole_hidden(), y = rows.tokens * width * rows.element;
-    const double gathered = rows.gathered(whole);
-    op.forward_peak = op.saved + gathered + y + rows.gemm_workspace;
-    op.backward_peak = op.saved + gathered + 2.0 * y + whole + rows.residual_stream + rows.gemm_workspace;
-    return op;
+    return column_operator(name_ + "." + part, rows, width, /*fp8=*/false);
   }
 
   Operator core() const {

@@ -133,14 +133,10 @@ class SelfAttentionCost {
   }
 
   Operator output() const {
-    const double width = heads_ * as_real(options_.kv_channels), whole = sizes_.whole_hidden();
-    Operator op = gemm_operator(name_ + ".linear_proj", sizes_, width, as_real(options_.hidden));
-    op.fp8 = batch_.fp8;
+    Operator op =
+        row_operator(name_ + ".linear_proj", sizes_, heads_ * as_real(options_.kv_channels), batch_.fp8);
     const bool is_saved_by_core = !(op.fp8 && batch_.fp8_weight_gradients) && !stores_scores() && !copies();
-    op.saved = is_saved_by_core ? 0.0 : row_input(sizes_, width, op.fp8);
-    op.forward_peak = op.saved + sizes_.gemm_workspace + row_output(sizes_);
-    op.backward_peak =
-        op.saved + sizes_.gemm_workspace + row_gradient(sizes_) + cast_gradient(sizes_, whole) + q_;
+    if (is_saved_by_core) op.add_saved(-op.saved);
     return op;
   }
 
