@@ -1,8 +1,8 @@
 // Hidden states of some positions, for heads that do not see all tokens.
 #pragma once
 
-#include "teratron/nn/tokens/packed_rows.h"
 #include "teratron/nn/parallel_matmul.h"
+#include "teratron/nn/tokens/packed_rows.h"
 
 namespace teratron {
 
