@@ -172,6 +172,7 @@ int logits_command(std::span<const std::string> args) {
   const std::optional<std::vector<std::string>> flags = read_command(line, args);
   if (!flags) return 0;
   const ParsedArguments parsed = parse_arguments(program, *flags, {.architecture = architecture_settings});
+  start_inference(parsed);
   run_tensor_parallel(parsed, [&](const Mesh& mesh) { run_rank(parsed, options, mesh); });
   return 0;
 }

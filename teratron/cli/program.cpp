@@ -12,6 +12,7 @@
 
 #include "teratron/base/background_log.h"
 #include "teratron/base/config/spelling.h"
+#include "teratron/base/config/wrap.h"
 #include "teratron/base/error.h"
 #include "teratron/base/fault_point.h"
 #include "teratron/base/log.h"
@@ -111,7 +112,7 @@ UserError unknown_command(std::string_view command, const std::vector<Command>& 
 
 void print_help(const std::vector<Command>& known) {
   print("usage: teratron COMMAND ARGUMENTS...\n");
-  for (const Command& command : known) print("  {:<12}{}", command.name, command.help);
+  for (const Command& command : known) print("  {:<12}{}", command.name, wrap(command.help, 14, 100));
   print("\n`teratron COMMAND --help` describes a command, `teratron --version` prints the version.");
 }
 

@@ -156,7 +156,7 @@ int run_job(std::span<const std::string> args, const JobModel& model, const Rank
   const LaunchEnv launch = read_launch_env(process_environment);
   const JobSpec spec = make_job_spec(args, launch, model);
   if (spec.parsed.help) {
-    print_line(pretrain_help(model));
+    print_line(training_help(fmt::format("pretrain {}", model.family.name), model));
     return 0;
   }
   const bool has_folder = spec.parsed.args.save || spec.parsed.args.run_dir;

@@ -79,8 +79,8 @@ ParsedArguments pretrain_arguments(std::span<const std::string> args, int64_t wo
   return parsed;
 }
 
-std::string pretrain_help(const JobModel& model) {
-  const std::string usage = fmt::format("teratron pretrain {} [FLAGS]", model.family.name);
+std::string training_help(std::string_view command, const JobModel& model) {
+  const std::string usage = fmt::format("teratron {} [FLAGS]", command);
   return arguments_help({usage, training_of(model.family).names}, extra_fields(model), args_defaults(model));
 }
 

@@ -24,7 +24,7 @@ void finish_arguments(ParsedArguments& parsed, const std::optional<SavedSettings
 /// All of that by one process. With --help only `help` is set.
 ParsedArguments pretrain_arguments(std::span<const std::string> args, int64_t world_size,
                                    const JobModel& model);
-/// Text of --help: the flags of the family and of the program.
-std::string pretrain_help(const JobModel& model);
+/// Text of --help: the flags of the family and of the program. `command`: "pretrain gpt".
+std::string training_help(std::string_view command, const JobModel& model);
 
 }  // namespace teratron

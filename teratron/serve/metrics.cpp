@@ -103,7 +103,7 @@ std::string Metrics::prometheus(Clock::time_point now) const {
   const double usage =
       load_.pages > 0 ? static_cast<double>(load_.used_pages) / static_cast<double>(load_.pages) : 0.0;
   text += single("teratron_cache_usage_ratio", "gauge",
-                 "Part of the cache of keys and values that is reserved", usage);
+                 "Part of the memory for the states of sequences that is reserved", usage);
   text += described("teratron_time_to_first_token_seconds", "histogram",
                     "From the arrival of a request to its first token");
   text += first_token_.lines("teratron_time_to_first_token_seconds");

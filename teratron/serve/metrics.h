@@ -30,7 +30,7 @@ class DurationHistogram {
 /// What the engine's thread knows.
 struct ServiceLoad {
   int64_t running = 0, waiting = 0;   // requests
-  int64_t used_pages = 0, pages = 0;  // of the cache of keys and values
+  int64_t used_pages = 0, pages = 0;  // of the memory for the states of sequences
 };
 
 class Metrics {

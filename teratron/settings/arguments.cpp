@@ -61,7 +61,14 @@ struct ExtendedSchema {
 std::shared_ptr<const Schema> extended_schema(std::span<const Field> extra_fields) {
   const std::span<const Field> known = arguments_schema().fields();
   std::vector<Field> all(known.begin(), known.end());
-  all.insert(all.end(), extra_fields.begin(), extra_fields.end());
+  for (const Field& field : extra_fields) {
+    const auto row = std::ranges::find(all, field.name, &Field::name);
+    if (row != all.end() && !field.storage) {
+      *row = field;
+    } else {
+      all.push_back(field);
+    }
+  }
   const auto extended = std::make_shared<const ExtendedSchema>(std::move(all));
   return {extended, &extended->schema};
 }

@@ -96,7 +96,7 @@ using ArchitectureResolver =
 struct ParseOptions {
   bool refuse_planned = true;   // false: accept settings that are not implemented yet (planning, conversion)
   bool defer_problems = false;  // leave problems to validate_arguments(), which reports them with its own
-  std::span<const Field> extra_fields = {};    // flags of a program built on the library (train/registry.h)
+  std::span<const Field> extra_fields = {};    // flags of a program (train/registry.h), and rows it changed
   std::span<const ArgsDefault> defaults = {};  // its defaults, the last one of a setting wins
   ArchitectureResolver architecture =
       nullptr;  // architecture_settings (hf/architecture.h); null: none accepted
@@ -138,7 +138,7 @@ std::string explain(const ParsedArguments& parsed);
 std::string to_json(const Arguments& args);
 Arguments arguments_from_json(std::string_view text, const std::string& where,
                               std::vector<std::string>* unknown = nullptr);
-/// Text of --help; `extra_fields` come last. Throws UserError(config) for defaults that cannot be set.
+/// Text of --help; new `extra_fields` come last. Throws UserError(config) for defaults that cannot be set.
 std::string arguments_help(const HelpOptions& options, std::span<const Field> extra_fields = {},
                            std::span<const ArgsDefault> defaults = {});
 /// Text of docs/flags.md.

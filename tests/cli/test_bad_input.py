@@ -302,6 +302,17 @@ def test_more_tokens_than_positions_are_announced(trained):
     assert "notice" not in teratron("generate", "--load", trained, "--prompt", "1 2 3", "--max-new-tokens", "5").stderr
 
 
+def test_flags_of_trainings_have_no_effect_and_say_so(trained, tmp_path):
+    (tmp_path / "ids").write_text("1 2 3\n")
+    logits = ["logits", "--load", trained, "--input", tmp_path / "ids", "--output", tmp_path / "out"]
+    generate = ["generate", "--load", trained, "--prompt", "1", "--max-new-tokens", "2"]
+    for command, *flag in ((logits, "--bf16"), (logits, "--top-k", "3"), (logits, "--save", tmp_path / "x"), (generate, "--lr", "1")):
+        said = teratron(*command, *flag).stderr
+        assert said.count(f"notice: {flag[0]} has no effect on {command[0]}\n") == 1, said
+    said = teratron("launch", "--nproc-per-node", 2, "--", *generate, "--lr", "1").stderr
+    assert said.count("--lr has no effect on generate") == 1, said
+
+
 def test_ids_and_prompts_that_cannot_be_used(trained, tmp_path):
     def logits(text, *says):
         (tmp_path / "ids").write_text(text)

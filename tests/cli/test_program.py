@@ -22,6 +22,23 @@ def test_help_is_grouped():
     assert "--train-iters N" in text and "[1234]" in text
 
 
+def test_help_of_a_command_is_its_own():
+    for words, says, hides in [
+            ("finetune gpt", "usage: teratron finetune gpt [FLAGS]\n", "--num-classes"),
+            ("finetune bert --task classification", "usage: teratron finetune bert [FLAGS]\n", "--eod-mask-loss"),
+            ("finetune gpt --task regression", "--train-data", "teratron pretrain"),
+            ("finetune bert", "usage: teratron finetune gpt FLAGS...\n", "pretrain bert"),
+            ("tasks", "{WIKITEXT103|LAMBADA|RACE|MNLI|QQP}", "classification"),
+            ("env", "usage: teratron env\n", "env \n"),
+            ("tokenizer train", "Vocabulary size, with special tokens (required)", "[32768]"),
+            ("ckpt inspect", "Step to load; default the latest", "Iteration"), ("", "usage: teratron COMMAND", "\x00")]:
+        text = teratron(*words.split(), "--help").stdout
+        assert says in text and hides not in text, text
+        assert max(map(len, text.splitlines())) <= 100, text
+    text = teratron("finetune", "bert", "--task", "classification", "--help").stdout
+    assert {"--num-classes", "--train-data", "--valid-data"} <= set(re.findall(r"--[a-z-]+", text))
+
+
 def test_wrong_values_and_contradictions_are_told_together():
     text = message(train(*MOCK, "--train-iters", "5", "--lr-decay-style", "cosin", "--bf16", "--fp16", "--min-lr", "1",
                          "--bogus", code=2), "cosine", "--fp16 and --bf16", "min_lr = 1", "--bogus")

@@ -86,7 +86,7 @@ def test_eval_names_the_flag(gpt, bert, tmp_path):
 
 @pytest.mark.parametrize("flags, words", [
     (["--task", "LAMBADA"], "no data are given"), (["--valid-data", "x"], "no task is given"),
-    (["--task", "classification", "--valid-data", "x"], "is not evaluated without finetuning"),
+    (["--task", "classification", "--valid-data", "x"], "Use one of WIKITEXT103, LAMBADA, RACE, MNLI, QQP"),
     (["--task", "WIKITEXT103", "--valid-data", "text.txt"], "the path contains none of ptb, wiki and lambada")])
 def test_tasks_names_the_flag(gpt, tmp_path, flags, words):
     (tmp_path / "text.txt").write_text("1 2 3\n")

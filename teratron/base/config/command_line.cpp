@@ -38,8 +38,8 @@ void require_fields(const CommandLine& command, ParseResult& result) {
 }  // namespace
 
 std::string command_help(const CommandLine& command) {
-  const std::string usage =
-      fmt::format("{} {}\n\n{}\n", command.name, command.usage, lines_of(command.summary));
+  const std::string words = command.usage.empty() ? "" : fmt::format(" {}", command.usage);
+  const std::string usage = fmt::format("{}{}\n\n{}\n", command.name, words, lines_of(command.summary));
   const std::string footer = command.footer.empty() ? "" : fmt::format("\n{}\n", lines_of(command.footer));
   std::vector<Field> fields = command.fields;
   fields.insert(fields.end(), command.collected.begin(), command.collected.end());

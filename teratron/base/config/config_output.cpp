@@ -147,7 +147,8 @@ std::string help_row(const Field& field, const Value& initial) {
   if (!field.traits.aliases.empty()) left += fmt::format(", {}", field.traits.aliases);
   if (const std::string hint = value_hint(field); !hint.empty()) left += ' ' + hint;
   std::string right = help_of(field, initial);
-  if (const std::string text = default_text(initial); !text.empty()) right += fmt::format(" [{}]", text);
+  const std::string text = field.traits.required ? "" : default_text(initial);
+  if (!text.empty()) right += fmt::format(" [{}]", text);
   if (const std::string status = status_text(field); !status.empty()) right += fmt::format(" ({})", status);
   if (left.size() + 2 > indent) {
     left += '\n' + std::string(indent, ' ');

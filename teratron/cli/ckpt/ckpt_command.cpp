@@ -13,6 +13,7 @@
 #include "teratron/cli/ckpt/ckpt_merge_lora.h"
 #include "teratron/cli/commands.h"
 #include "teratron/hf/hf_checkpoint.h"
+#include "teratron/settings/arguments.h"
 
 namespace teratron {
 
@@ -22,7 +23,7 @@ namespace {
 
 struct Flags {
   std::string directory;
-  std::optional<int64_t> step;
+  Arguments settings;  // ckpt_step
   bool list_tensors = false;
 };
 
@@ -58,10 +59,10 @@ int inspect_hf(const Flags& flags) {
 int inspect(const Flags& flags) {
   if (is_hugging_face(flags.directory)) return inspect_hf(flags);
   if (is_megatron(flags.directory)) {
-    inspect_megatron(flags.directory, flags.step, flags.list_tensors);
+    inspect_megatron(flags.directory, flags.settings.ckpt_step, flags.list_tensors);
     return 0;
   }
-  const CheckpointInfo info = open_checkpoint(locate_checkpoint(flags.directory, flags.step));
+  const CheckpointInfo info = open_checkpoint(locate_checkpoint(flags.directory, flags.settings.ckpt_step));
   int64_t weights = 0;
   int64_t others = 0;
   for (const auto& [name, tensor] : info.tensors) {
@@ -91,10 +92,10 @@ int verify_hf(const std::string& directory) {
 int verify(const Flags& flags) {
   if (is_hugging_face(flags.directory)) return verify_hf(flags.directory);
   if (is_megatron(flags.directory)) {
-    verify_megatron(flags.directory, flags.step);
+    verify_megatron(flags.directory, flags.settings.ckpt_step);
     return 0;
   }
-  const fs::path path = locate_checkpoint(flags.directory, flags.step);
+  const fs::path path = locate_checkpoint(flags.directory, flags.settings.ckpt_step);
   const auto start = std::chrono::steady_clock::now();
   const int64_t bytes = verify_checkpoint(path);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
@@ -110,7 +111,7 @@ std::vector<Field> source_fields(Flags& flags) {
                   "A --save folder of Teratron or Megatron-LM, one of its iter_* folders, or a Hugging Face "
                   "folder",
                   {.required = true, .positional = true}),
-      bound_field("ckpt_step", &flags.step, "Iteration; default: the newest")};
+      bound_setting("ckpt_step", &flags.settings)};
 }
 
 int inspect_command(Args args) {

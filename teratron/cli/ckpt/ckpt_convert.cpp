@@ -31,7 +31,7 @@ struct ConversionFlags {
   std::string from_megatron, from_hf, load, load_path;  // sources
   std::string save, to_hf, save_path;                   // destinations, with megatron.to_megatron
   MegatronLayoutFlags megatron;
-  std::optional<int64_t> step;
+  Arguments shared;  // ckpt_step
   std::string tokenizer, dtype;
   std::string max_shard_size = "5GB";
   bool to_transformers = false;
@@ -184,11 +184,12 @@ void CheckpointConversion::note_what_changes_nothing() const {
 
 std::unique_ptr<CheckpointSource> CheckpointConversion::open_source(std::vector<std::string>& notices) const {
   const ConversionFlags& f = flags_;
-  if (!f.load.empty()) return std::make_unique<CheckpointReader>(locate_checkpoint(f.load, f.step));
+  if (!f.load.empty())
+    return std::make_unique<CheckpointReader>(locate_checkpoint(f.load, f.shared.ckpt_step));
   if (!f.from_hf.empty()) return std::make_unique<HfCheckpoint>(f.from_hf);
   const bool keeps_state = !f.save.empty();  // other formats hold weights alone
   auto opened = open_megatron({.source = f.from_megatron,
-                               .step = f.step,
+                               .step = f.shared.ckpt_step,
                                .dtype = keeps_state ? parse_dtype(f.dtype) : std::nullopt,
                                .settings = f.settings,
                                .optimizer = keeps_state});
@@ -220,7 +221,7 @@ int CheckpointConversion::run() {
   resolve_paths();
   note_what_changes_nothing();
   if (f.save.empty() && f.to_hf.empty() && f.megatron.to_megatron.empty()) {
-    print_checkpoint_structure(f.load + f.from_hf + f.from_megatron, f.step);
+    print_checkpoint_structure(f.load + f.from_hf + f.from_megatron, f.shared.ckpt_step);
     return 0;
   }
   const ConversionReport report = convert();
@@ -243,7 +244,7 @@ std::vector<Field> conversion_fields(ConversionFlags& f) {
       bound_field("from_hf", &f.from_hf,
                   "Source: folder with config.json and safetensors or pytorch_model.bin"),
       bound_field("load", &f.load, "Source: folder of checkpoints, or one checkpoint"),
-      bound_field("ckpt_step", &f.step, "Iteration to read; default: the newest"),
+      bound_setting("ckpt_step", &f.shared),
       bound_field("save", &f.save, "Destination: folder to save a checkpoint in"),
       bound_field("to_hf", &f.to_hf, "Destination: new folder for config.json and safetensors"),
       bound_field("max_shard_size", &f.max_shard_size, "Maximum size of a safetensors file"),

@@ -18,7 +18,7 @@ namespace {
 
 struct MergeFlags {
   std::string load, from_hf, lora, save, to_hf;
-  std::optional<int64_t> step;
+  Arguments settings;  // ckpt_step
 };
 
 std::unique_ptr<CheckpointSource> open_base(const std::string& from_hf, const fs::path& load) {
@@ -50,7 +50,8 @@ int merge(const MergeFlags& f) {
   }
   if (f.load.empty() && f.lora.empty())
     throw config_error({.what = "no adapters are given", .where = "--lora", .fix = "Name their folder"});
-  const auto base = open_base(f.from_hf, f.load.empty() ? "" : locate_checkpoint(f.load, f.step));
+  const auto base =
+      open_base(f.from_hf, f.load.empty() ? "" : locate_checkpoint(f.load, f.settings.ckpt_step));
   const MergedLora merged(*base, adapters_of(f.lora, *base));
   const ConversionReport report =
       f.to_hf.empty() ? import_checkpoint(merged, {.destination = f.save})
@@ -72,7 +73,7 @@ int merge_lora_command(std::span<const std::string> args) {
       .fields = {
           bound_field("load", &f.load, "A --save folder, or one of its iter_* folders"),
           bound_field("from_hf", &f.from_hf, "A Hugging Face folder, in place of --load"),
-          bound_field("ckpt_step", &f.step, "Iteration of --load; default: the newest"),
+          bound_setting("ckpt_step", &f.settings),
           bound_field("lora", &f.lora, "Folder of adapters in PEFT's format; default: those of --load"),
           bound_field("save", &f.save, "Folder of the merged checkpoint"),
           bound_field("to_hf", &f.to_hf, "New Hugging Face folder, in place of --save")}};

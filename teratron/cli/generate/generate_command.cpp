@@ -1,6 +1,3 @@
-
-#include <ATen/Parallel.h>
-
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/generate/generate_lines.h"
@@ -64,7 +61,7 @@ int generate_command(std::span<const std::string> args) {
     return 0;
   }
   check_modes(parsed.args);
-  if (parsed.args.num_threads) at::set_num_threads(static_cast<int>(*parsed.args.num_threads));
+  start_inference(parsed);
   ExitCode code = ExitCode::ok;
   run_model_parallel(parsed, [&](const Mesh& mesh) {
     const ExitCode own = run_rank(parsed, mesh);

@@ -1,7 +1,6 @@
 #include <filesystem>
 #include <mutex>
 
-#include <ATen/Parallel.h>
 #include <malloc.h>
 
 #include "teratron/base/log.h"
@@ -133,8 +132,7 @@ int serve_command(std::span<const std::string> args) {
     print_line(help(program));
     return 0;
   }
-  for (const std::string& line : parsed.notices) notice_line(line);
-  if (parsed.args.num_threads) at::set_num_threads(static_cast<int>(*parsed.args.num_threads));
+  start_inference(parsed);
   DrainSignals signals;
   run_model_parallel(parsed, [&](const Mesh& mesh) { serve_rank(parsed, mesh, signals); });
   return static_cast<int>(ExitCode::ok);

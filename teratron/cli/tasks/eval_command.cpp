@@ -1,6 +1,3 @@
-
-#include <ATen/Parallel.h>
-
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/inference_program.h"
@@ -99,14 +96,13 @@ int eval_command(std::span<const std::string> args) {
     print_line(eval_help(program));
     return 0;
   }
-  for (const std::string& line : parsed.notices) notice_line(line);
+  start_inference(parsed);
   if (!parsed.args.data) {
     throw config_error({.what = "no data are given", .where = "--data", .fix = "Name a file of JSON lines"});
   }
   reject_megatron(parsed.args.load, "--load");
   check_output(parsed.args.json, "--json");
   check_output(parsed.args.predictions, "--predictions");
-  if (parsed.args.num_threads) at::set_num_threads(static_cast<int>(*parsed.args.num_threads));
   run_replicas(parsed, [&](const Mesh& mesh) { evaluate_lines(parsed, mesh); });
   return 0;
 }

@@ -1,5 +1,3 @@
-#include <ATen/Parallel.h>
-
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/inference_program.h"
@@ -13,17 +11,25 @@ namespace teratron {
 
 namespace {
 
-std::string tasks_help() {
+// The row of --task, without the tasks of `teratron finetune`.
+Field task_field() {
+  Field field = arguments_schema().field("task");
+  field.traits.choices = "WIKITEXT103|LAMBADA|RACE|MNLI|QQP";
+  return field;
+}
+
+std::string tasks_help(std::span<const Field> fields) {
   return arguments_help(
              {"teratron tasks --task WIKITEXT103|LAMBADA --valid-data FILE... --load DIR [FLAGS]\n"
-              "       teratron tasks --task RACE|MNLI|QQP --train-data ... --valid-data ... --epochs N "
-              "--pretrained-checkpoint DIR [FLAGS]",
-              inference_program("tasks").names}) +
-         "\nFinetuning also takes the flags of `teratron pretrain bert`. Architecture and tokenizer come "
+              "       teratron tasks --task RACE|MNLI|QQP --train-data ... --valid-data ... --epochs N\n"
+              "                --pretrained-checkpoint DIR [FLAGS]",
+              inference_program("tasks").names},
+             fields) +
+         "\nFinetuning also takes the flags of `teratron pretrain bert`. Architecture and tokenizer come\n"
          "from the checkpoint where they are not given.\n"
-         "On several ranks (teratron launch --nproc-per-node N -- tasks ...) those beyond one model's are "
+         "On several ranks (teratron launch --nproc-per-node N -- tasks ...) those beyond one model's are\n"
          "replicas, which share the texts.\n"
-         "--epochs N is --num-train-epochs N, --epochs 0 is --skip-train, --keep-last is "
+         "--epochs N is --num-train-epochs N, --epochs 0 is --skip-train, --keep-last is\n"
          "--keep-last-batch.\n";
 }
 
@@ -111,9 +117,6 @@ void check_zeroshot(const Arguments& args) {
   std::vector<Problem> problems;
   if (!args.task) {
     problems.push_back({"no task is given", "--task", "Use WIKITEXT103, LAMBADA, RACE, MNLI or QQP"});
-  } else if (args.task != "WIKITEXT103" && args.task != "LAMBADA") {
-    problems.push_back({fmt::format("{} is not evaluated without finetuning", *args.task), "--task",
-                        "Use WIKITEXT103 or LAMBADA"});
   }
   if (args.valid_data.empty())
     problems.push_back({"no data are given", "--valid-data", "Name one file or more"});
@@ -126,10 +129,12 @@ int tasks_command(std::span<const std::string> args) {
   const std::vector<std::string> flags = task_flags(args);
   // Scripts of Megatron-LM pass flags of training to all tasks.
   const Program program = inference_program("tasks", {"inference", "training"});
-  const ParsedArguments first =
-      parse_arguments(program, flags, {.defer_problems = true, .architecture = architecture_settings});
+  const std::vector<Field> fields = {task_field()};
+  ParseOptions options = {
+      .defer_problems = true, .extra_fields = fields, .architecture = architecture_settings};
+  const ParsedArguments first = parse_arguments(program, flags, options);
   if (first.help) {
-    print_line(tasks_help());
+    print_line(tasks_help(fields));
     return 0;
   }
   reject_megatron(first.args.load, "--load");
@@ -138,10 +143,10 @@ int tasks_command(std::span<const std::string> args) {
   check_output(first.args.predictions, "--predictions");
   if (const FinetuneTask* const task = find_finetune_task(first.args.task.value_or("")))
     return finetune(*task, flags);
-  const ParsedArguments parsed = parse_arguments(program, flags, {.architecture = architecture_settings});
-  for (const std::string& line : parsed.notices) notice_line(line);
+  options.defer_problems = false;
+  const ParsedArguments parsed = parse_arguments(program, flags, options);
+  start_inference(parsed);
   check_zeroshot(parsed.args);
-  if (parsed.args.num_threads) at::set_num_threads(static_cast<int>(*parsed.args.num_threads));
   run_replicas(parsed, [&](const Mesh& mesh) { evaluate_texts(parsed, mesh); });
   return 0;
 }
