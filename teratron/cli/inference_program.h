@@ -13,8 +13,8 @@ inline Program inference_program(const std::string& name, ProgramNames sets = {"
   return {.names = std::move(sets), .models_are_saved = true};
 }
 
-/// Prints the notices on the settings, on rank 0 only, and uses --num-threads. Each command calls it before it
-/// loads the model.
+/// Prints the notices on the settings, on rank 0 only, and uses --num-threads. Call it before the model is
+/// loaded.
 void start_inference(const ParsedArguments& parsed);
 
 }  // namespace teratron
