@@ -11,7 +11,7 @@
 #include "teratron/generate/model_ranks.h"
 #include "teratron/models/gpt/gpt_family.h"
 #include "teratron/pipeline/pipeline_layout.h"
-#include "teratron/testing/generated_answers.h"
+#include "teratron/testing/generation/generated_answers.h"
 #include "teratron/testing/small_config.h"
 
 namespace teratron {

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "teratron/testing/fixtures.h"
-#include "teratron/testing/generated_answers.h"
+#include "teratron/testing/generation/generated_answers.h"
 
 namespace teratron {
 namespace {

@@ -12,7 +12,7 @@
 #include "teratron/models/transformer/transformer_layer.h"
 #include "teratron/nn/embedding.h"
 #include "teratron/pipeline/pipeline_layout.h"
-#include "teratron/testing/generated_answers.h"
+#include "teratron/testing/generation/generated_answers.h"
 #include "teratron/testing/small_config.h"
 
 namespace teratron {

@@ -9,7 +9,7 @@
 #include "teratron/comm/host/thread_world.h"
 #include "teratron/models/t5/t5_family.h"
 #include "teratron/pipeline/pipeline_layout.h"
-#include "teratron/testing/generated_answers.h"
+#include "teratron/testing/generation/generated_answers.h"
 #include "teratron/testing/t5_models.h"
 
 namespace teratron {

@@ -10,6 +10,7 @@
 
 #include "teratron/testing/layouts.h"
 #include "teratron/testing/models.h"
+#include "teratron/testing/nonfinite_step.h"
 #include "teratron/train/checkpoint/model_checkpoint.h"
 
 namespace teratron {
@@ -35,10 +36,12 @@ bool is_hidden_matrix(const Parameter& parameter) {
   return parameter.tensor.dim() == 2 && parameter.options.param_group == ParamGroup::standard;
 }
 
-GPTConfig four_llama_layers() {
+EngineOptions matrix_options(const Layout& layout, at::ScalarType dtype) {
   GPTConfig config = llama_config();
   config.layers = 4;
-  return config;
+  EngineOptions options = engine_options(config, layout, dtype);
+  options.rules = {{std::make_shared<NormalisedMomentum>(), is_hidden_matrix}, {adam_rule()}};
+  return options;
 }
 
 class MatrixRules : public testing::Test {
@@ -61,9 +64,7 @@ class MatrixRules : public testing::Test {
   std::map<std::string, at::Tensor> visit(const Visit& visit) const {
     GlobalTensors global;
     run_layout(visit.layout, [&](const Mesh& mesh) {
-      EngineOptions options = engine_options(four_llama_layers(), visit.layout, visit.dtype);
-      options.rules = {{std::make_shared<NormalisedMomentum>(), is_hidden_matrix}, {adam_rule()}};
-      TrainEngine engine(options, mesh);
+      TrainEngine engine(matrix_options(visit.layout, visit.dtype), mesh);
       if (visit.load) {
         load_model(engine, {.directory = folder_, .iteration = visit.load});
         engine.optimizer().set_steps(*visit.load);
@@ -136,9 +137,7 @@ TEST_F(MatrixRules, OwnWholeMatrices) {
   std::map<std::string, int> owners;
   const Layout layout{.dp = 4, .sharded = true};
   run_layout(layout, [&](const Mesh& mesh) {
-    EngineOptions options = engine_options(four_llama_layers(), layout, at::kDouble);
-    options.rules = {{std::make_shared<NormalisedMomentum>(), is_hidden_matrix}, {adam_rule()}};
-    TrainEngine engine(options, mesh);
+    TrainEngine engine(matrix_options(layout, at::kDouble), mesh);
     const std::lock_guard lock(mutex);
     for (const StateTensor& state : engine.optimizer().state()) {
       if (!state.name.starts_with("optimizer.momentum.")) continue;
@@ -157,25 +156,8 @@ TEST_F(MatrixRules, NonfiniteGradientsChangeNothing) {
   const Layout layout{.tp = 2, .dp = 2, .sharded = true};
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     run_layout(layout, [&](const Mesh& mesh) {
-      EngineOptions options = engine_options(four_llama_layers(), layout, type);
-      options.rules = {{std::make_shared<NormalisedMomentum>(), is_hidden_matrix}, {adam_rule()}};
-      TrainEngine engine(options, mesh);
-      train_step(engine, layout, {}, 0, {.lr = 1e-2});
-      const auto copies = [&] {
-        std::vector<at::Tensor> all;
-        for (const StateTensor& part : weights(engine)) all.push_back(part.values.clone());
-        for (const StateTensor& part : engine.optimizer().state()) all.push_back(part.read().clone());
-        return all;
-      };
-      const std::vector<at::Tensor> before = copies();
-      const auto infinite = [&](int64_t) {
-        const MicroBatch batch = test_batch({}, 37, 1, {0, test_samples / layout.dp});
-        batch["loss_mask"].fill_(std::numeric_limits<float>::infinity());
-        return batch;
-      };
-      EXPECT_TRUE(engine.train_step(infinite, {.microbatches = 1, .hyper = {.lr = 1e-2}}).wait().nonfinite);
-      const std::vector<at::Tensor> after = copies();
-      for (size_t i = 0; i < after.size(); ++i) EXPECT_TRUE(at::equal(after[i], before[i])) << i;
+      TrainEngine engine(matrix_options(layout, type), mesh);
+      expect_nonfinite_step_changes_nothing(engine, layout);
     });
   }
 }

@@ -8,7 +8,7 @@
 #include "teratron/device/device.h"
 #include "teratron/models/gpt/gpt_family.h"
 #include "teratron/models/t5/t5_family.h"
-#include "teratron/testing/generated_answers.h"
+#include "teratron/testing/generation/generated_answers.h"
 #include "teratron/testing/small_config.h"
 #include "teratron/testing/t5_models.h"
 
