@@ -32,6 +32,7 @@ bool is_vocabulary(const std::string& name) {
 // The source, and what follows from it and the request.
 struct Plan {
   const CheckpointSource& source;
+  const MegatronModel& model;
   SavedArgs args = {};
   std::map<std::string, TensorInfo> weights = {};
   int64_t groups = 1;
@@ -92,17 +93,15 @@ void check_expert_ranks(const json& settings, int64_t ranks) {
 }
 
 Plan make_plan(const CheckpointSource& source, const MegatronExport& request) {
-  Plan plan{.source = source};
-  const std::string where = printable(plan.info().path.string(), 4096);
-  const json saved = json::parse(plan.info().config);
-  const MegatronModel& model = model_of(saved, where);
+  const std::string where = printable(source.info().path.string(), 4096);
+  Plan plan{.source = source, .model = model_of(json::parse(source.info().config), where)};
   std::vector<std::string> unknown;
   json settings = json::parse(to_json(arguments_from_json(plan.info().config, where, &unknown)));
   const MegatronNames names =
       request.names.value_or(has_experts(settings) ? MegatronNames::core : MegatronNames::legacy_core);
-  if (is_core(names) && !model.has_core)
+  if (is_core(names) && !plan.model.has_core)
     throw config_error({.what = fmt::format("only {} is written as a model of Megatron-Core, not {}",
-                                            core_families(), model.family),
+                                            core_families(), plan.model.family),
                         .where = "--megatron-names",
                         .fix = "Use core or v2"});
   check_megatron_model(settings, names, where);
@@ -119,10 +118,9 @@ Plan make_plan(const CheckpointSource& source, const MegatronExport& request) {
   const int64_t unit = settings["make_vocab_size_divisible_by"].get<int64_t>() * request.tensor_ranks;
   plan.groups = settings["group_query_attention"] == true ? settings["num_query_groups"]
                                                           : settings["num_attention_heads"];
-  plan.args = {.model = &model,
-               .settings = std::move(settings),
+  plan.args = {.settings = std::move(settings),
                .state = json::parse(plan.info().state),
-               .stages = megatron_stages(model, plan.weights, request.stages),
+               .stages = megatron_stages(plan.model, plan.weights, request.stages),
                .names = names,
                .tensor_ranks = request.tensor_ranks,
                .expert_ranks = request.expert_ranks,
@@ -292,7 +290,7 @@ std::vector<MegatronEntry> entries_of(const Plan& plan, int64_t stage, int64_t e
                          .tensors = &plan.weights},
                         stage, expert_rank);
   return legacy_entries(
-      {.model = args.model, .names = args.names, .stages = args.stages, .tensors = &plan.weights}, stage);
+      {.model = &plan.model, .names = args.names, .stages = args.stages, .tensors = &plan.weights}, stage);
 }
 
 // The files of all ranks, with the folder of each in that of the iteration.

@@ -13,10 +13,14 @@ namespace {
 
 constexpr std::string_view legacy_root = "language_model.";
 
-// Whether a path begins as a row says, where keys of nested dicts are joined with '.'.
-bool begins_with(std::string_view path, std::string_view row) {
+std::string_view below_root(std::string_view row) {
   constexpr std::string_view root = "language_model/";
   if (row.starts_with(root)) row.remove_prefix(root.size());
+  return row;
+}
+
+// Whether a path begins as a row says, where keys of nested dicts are joined with '.'.
+bool begins_with(std::string_view path, std::string_view row) {
   return path.size() >= row.size() && std::equal(row.begin(), row.end(), path.begin(), [](char a, char b) {
            return a == b || (a == '/' && b == '.');
          });
@@ -27,7 +31,8 @@ bool begins_with(std::string_view path, std::string_view row) {
 std::string renamed(std::string_view path, const std::vector<MegatronRow>& rows) {
   const MegatronRow* best = nullptr;
   std::string_view theirs;
-  const auto consider = [&](const MegatronRow& row, std::string_view name) {
+  const auto consider = [&](const MegatronRow& row, std::string_view whole) {
+    const std::string_view name = below_root(whole);
     if (!name.empty() && name.size() > theirs.size() && begins_with(path, name)) best = &row, theirs = name;
   };
   for (const MegatronRow& row : rows) {
@@ -35,8 +40,7 @@ std::string renamed(std::string_view path, const std::vector<MegatronRow>& rows)
     for (const std::string_view name : row.other) consider(row, name);
   }
   if (best == nullptr) return std::string(path);
-  const size_t root = theirs.starts_with("language_model/") ? legacy_root.size() : 0;
-  return std::string(best->ours) + std::string(path.substr(theirs.size() - root));
+  return std::string(best->ours) + std::string(path.substr(theirs.size()));
 }
 
 // The stack that the path begins with, whose name is cut off; nullptr if it is not in one.

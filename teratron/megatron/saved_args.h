@@ -23,7 +23,6 @@ bool is_true(const nlohmann::json& value);
 nlohmann::json saved_settings(const PickleValue* args);
 
 struct SavedArgs {
-  const MegatronModel* model = nullptr;
   nlohmann::json settings;  // of our checkpoint, complete
   nlohmann::json state;     // of our checkpoint: counters
   MegatronStages stages;

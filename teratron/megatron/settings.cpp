@@ -105,9 +105,11 @@ void take_shapes(const MegatronSource& source, json& settings) {
   const int64_t fc1 = shapes.size(mlp + "linear_fc1.weight", 0);
   const int64_t ffn = shapes.size(mlp + "linear_fc2.weight", 1);
   settings.update({{"num_layers", shapes.layers(stack)}, {"hidden_size", hidden}, {"ffn_hidden_size", ffn}});
-  for (const MegatronStack& each : source.model->stacks) {
-    const std::string name(each.ours);
-    if (source.model->stacks.size() > 1) settings[name + "_num_layers"] = shapes.layers(name);
+  if (source.model->stacks.size() > 1) {
+    for (const MegatronStack& each : source.model->stacks) {
+      const std::string name(each.ours);
+      settings[name + "_num_layers"] = shapes.layers(name);
+    }
   }
   const std::string relative_bias = "encoder_relative_pos_emb.relative_attention_bias.weight";
   settings["swiglu"] = fc1 == 2 * ffn;

@@ -42,7 +42,7 @@ void check_expert_layers(Validation& v) {
   }
 }
 
-// Sizes that rules.cpp refuses are left out.
+// Sizes that setting_relations.cpp refuses are left out.
 void check_group_sizes(Validation& v) {
   const Arguments& a = v.args;
   if (!a.moe_router_num_groups || !a.moe_router_group_topk) return;
