@@ -62,10 +62,10 @@ def measured(*args):
     return peak, time.monotonic() - start
 
 
-def teratron(*args, code=0, fault="", memory=None, timeout=60):
+def teratron(*args, code=0, fault="", memory=None, timeout=60, binary=BINARY):
     """`memory`: most bytes of address space that the program may have."""
     limit = ["prlimit", f"--as={memory}"] if memory else []
-    result = subprocess.run([*limit, BINARY, *map(str, args)], capture_output=True, text=True, timeout=timeout,
+    result = subprocess.run([*limit, binary, *map(str, args)], capture_output=True, text=True, timeout=timeout,
                             stdin=subprocess.DEVNULL, env=environment(fault))
     output = result.stdout + result.stderr
     assert result.returncode == code, f"exit code {result.returncode}, not {code}: {output[-600:]}"

@@ -1,11 +1,9 @@
 """A family that is one folder (tests/toy_family) and one line: every command knows it."""
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
-from program import BINARY, TINY, needs_binary
+from program import BINARY, TINY, needs_binary, teratron
 from safetensors.torch import load_file
 
 pytestmark = needs_binary
@@ -16,9 +14,7 @@ FLAGS = [*TINY, *VOCABULARY, "--mock-data", "--train-iters", "150", "--micro-bat
 
 
 def toy(*arguments, code=0):
-    done = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=300,
-                          env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"})
-    assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    done = teratron(*arguments, code=code, timeout=300, binary=PROGRAM)
     return done.stdout if code == 0 else done.stderr
 
 

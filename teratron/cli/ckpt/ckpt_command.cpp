@@ -118,24 +118,24 @@ int inspect_command(Args args) {
   Flags flags;
   std::vector<Field> fields = source_fields(flags);
   fields.push_back(bound_field("tensors", &flags.list_tensors, "List the tensors"));
-  const bool given = read_command({.name = "teratron ckpt inspect",
-                                   .usage = "DIRECTORY [FLAGS]",
-                                   .summary = "Show the contents of a checkpoint.",
-                                   .fields = fields},
-                                  args)
-                         .has_value();
-  return given ? inspect(flags) : 0;
+  return read_command({.name = "teratron ckpt inspect",
+                       .usage = "DIRECTORY [FLAGS]",
+                       .summary = "Show the contents of a checkpoint.",
+                       .fields = fields},
+                      args)
+             ? inspect(flags)
+             : 0;
 }
 
 int verify_command(Args args) {
   Flags flags;
-  const bool given = read_command({.name = "teratron ckpt verify",
-                                   .usage = "DIRECTORY [FLAGS]",
-                                   .summary = "Check every byte of a checkpoint against its hash.",
-                                   .fields = source_fields(flags)},
-                                  args)
-                         .has_value();
-  return given ? verify(flags) : 0;
+  return read_command({.name = "teratron ckpt verify",
+                       .usage = "DIRECTORY [FLAGS]",
+                       .summary = "Check every byte of a checkpoint against its hash.",
+                       .fields = source_fields(flags)},
+                      args)
+             ? verify(flags)
+             : 0;
 }
 
 }  // namespace

@@ -57,9 +57,7 @@ std::optional<MegatronNames> megatron_names(const std::string& name) {
 }  // namespace
 
 std::unique_ptr<ImportedMegatron> open_megatron(const MegatronFlags& flags) {
-  const ParsedArguments parsed =
-      parse_arguments(Program(), flags.settings, {.refuse_planned = false, .defer_problems = true});
-  if (!parsed.problems.empty()) throw UserError(ExitCode::config, parsed.problems);
+  const ParsedArguments parsed = parse_arguments(Program(), flags.settings, {.refuse_planned = false});
   json given = given_settings(parsed);
   given.erase("no_load_optim");
   const auto vocabulary = [&](const std::string& type, json& settings) {

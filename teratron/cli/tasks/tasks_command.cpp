@@ -130,21 +130,20 @@ int tasks_command(std::span<const std::string> args) {
   // Scripts of Megatron-LM pass flags of training to all tasks.
   const Program program = inference_program("tasks", {"inference", "training"});
   const std::vector<Field> fields = {task_field()};
-  ParseOptions options = {
-      .defer_problems = true, .extra_fields = fields, .architecture = architecture_settings};
-  const ParsedArguments first = parse_arguments(program, flags, options);
-  if (first.help) {
+  const ParsedArguments parsed = parse_arguments(
+      program, flags,
+      {.defer_problems = true, .extra_fields = fields, .architecture = architecture_settings});
+  if (parsed.help) {
     print_line(tasks_help(fields));
     return 0;
   }
-  reject_megatron(first.args.load, "--load");
-  reject_megatron(first.args.pretrained_checkpoint, "--pretrained-checkpoint");
-  check_output(first.args.json, "--json");
-  check_output(first.args.predictions, "--predictions");
-  if (const FinetuneTask* const task = find_finetune_task(first.args.task.value_or("")))
+  reject_megatron(parsed.args.load, "--load");
+  reject_megatron(parsed.args.pretrained_checkpoint, "--pretrained-checkpoint");
+  check_output(parsed.args.json, "--json");
+  check_output(parsed.args.predictions, "--predictions");
+  if (const FinetuneTask* const task = find_finetune_task(parsed.args.task.value_or("")))
     return finetune(*task, flags);
-  options.defer_problems = false;
-  const ParsedArguments parsed = parse_arguments(program, flags, options);
+  if (!parsed.problems.empty()) throw UserError(ExitCode::config, parsed.problems);
   start_inference(parsed);
   check_zeroshot(parsed.args);
   run_replicas(parsed, [&](const Mesh& mesh) { evaluate_texts(parsed, mesh); });
