@@ -48,20 +48,19 @@ std::vector<std::string> shape_flags(const BenchShape& shape, const std::string&
 }
 
 // A command that times a shape: `own` fields, and those of the shape.
-CommandLine command_line(const char* name, const char* summary, Options& options, std::vector<Field> own) {
-  CommandLine line = {
-      .name = name,
-      .usage = "[--shape NAME] [FLAGS]",
-      .summary = summary,
-      .fields = {bound_field("shape", &options.shape, "Model shape, listed below"),
-                 bound_field("precision", &options.precision, "Dtype of weights and activations",
-                             {.choices = "bf16|fp16|fp32"}),
-                 bound_field("json", &options.json, "JSON file to write the result to")},
-      .others = OtherArguments::collected,
-      .footer = "Shapes: " + bench_shape_names() +
-                "\nAll other flags are those of `teratron pretrain` and override those of the shape."};
-  line.fields.insert(line.fields.end(), own.begin(), own.end());
-  return line;
+CommandLine command_line(const char* name, const char* summary, Options& options,
+                         const std::vector<Field>& own) {
+  return {.name = name,
+          .usage = "[--shape NAME] [FLAGS]",
+          .summary = summary,
+          .fields = joined({bound_field("shape", &options.shape, "Model shape, listed below"),
+                            bound_field("precision", &options.precision, "Dtype of weights and activations",
+                                        {.choices = "bf16|fp16|fp32"}),
+                            bound_field("json", &options.json, "JSON file to write the result to")},
+                           own),
+          .others = OtherArguments::collected,
+          .footer = "Shapes: " + bench_shape_names() +
+                    "\nAll other flags are those of `teratron pretrain` and override those of the shape."};
 }
 
 int bench_generate_command(std::span<const std::string> args) {

@@ -285,11 +285,6 @@ using Args = std::span<const std::string>;
 
 constexpr FieldTraits some_prefixes = {.required = true, .positional = true};
 
-std::vector<Field> with(std::vector<Field> fields, const std::vector<Field>& more) {
-  fields.insert(fields.end(), more.begin(), more.end());
-  return fields;
-}
-
 int inspect_command(Args args) {
   std::vector<std::string> prefixes;
   TokenizerFlags flags;
@@ -299,7 +294,7 @@ int inspect_command(Args args) {
            .usage = "PREFIX... [FLAGS]",
            .summary = "Show sizes, element type, lengths and the first document (with tokenizer flags as "
                       "text).",
-           .fields = with({prefix}, flags.fields())},
+           .fields = joined({prefix}, flags.fields())},
           args))
     return 0;
   const auto tokenizer = optional_tokenizer(flags.options());
@@ -332,7 +327,7 @@ int sample_command(Args args) {
   if (!read_command({.name = "teratron data sample",
                      .usage = "PREFIX [FLAGS]",
                      .summary = "Print documents: ids, or text with tokenizer flags.",
-                     .fields = with(own, flags.tokenizer.fields())},
+                     .fields = joined(own, flags.tokenizer.fields())},
                     args))
     return 0;
   sample(flags);
@@ -361,8 +356,8 @@ int mapping_command(Args args) {
           {.name = "teratron data mapping",
            .usage = "PREFIX... --seq-length N [FLAGS]",
            .summary = "Write the sample mapping of a BERT dataset, or of each in a blend, as .npy.",
-           .fields =
-               with(flags.fields({.min = bert_special_tokens + 2, .max = INT32_MAX, .required = true}), own)},
+           .fields = joined(
+               flags.fields({.min = bert_special_tokens + 2, .max = INT32_MAX, .required = true}), own)},
           args))
     return 0;
   MappingWriter(flags, one_sentence).run();

@@ -36,34 +36,33 @@ struct Flags {
 
 std::vector<Field> fields_of(Flags& flags) {
   PreprocessOptions& options = flags.options;
-  std::vector<Field> fields = {
-      bound_field("input", &flags.patterns,
-                  "JSON lines: files (also .gz .xz .zst), patterns, or - for standard input",
-                  {.required = true}),
-      bound_field("json_keys", &options.json_keys, "Keys of the texts", {.aliases = "--json-key"}),
-      bound_field("output_prefix", &options.output_prefix, "Output path without _<key>_document.bin",
-                  {.required = true}),
-      bound_field("append_eod", &options.append_eod, "End each document with the end-of-document token"),
-      bound_field("split_sentences", &options.split_sentences, "One sequence per sentence"),
-      bound_field("keep_newlines", &flags.keep_newlines, "Keep newlines between sentences"),
-      bound_field("punkt_model", &flags.punkt_model,
-                  "Folder with a sentence splitter in nltk's punkt_tab format; default: the language's in "
-                  "$NLTK_DATA, else built-in rules for English"),
-      bound_field("lang", &flags.language, "Language of the text, for sentence splitting"),
-      bound_field("workers", &flags.workers, "Tokenizer threads; the output does not depend on it",
-                  {.min = 1, .max = 4096}),
-      bound_field("partitions", &flags.partitions,
-                  "Assign lines round-robin to this many partitions, then concatenate them",
-                  {.min = 1, .max = 4096}),
-      bound_field("keep_sequential_samples", &flags.keep_sequential,
-                  "Keep the order of the lines with --partitions"),
-      bound_field("log_interval", &options.log_interval, "Documents between progress lines", {.min = 1}),
-      bound_field("max_bad", &options.max_bad, "Bad lines to skip before failing", {.min = 0}),
-      bound_field("dataset_impl", &flags.implementation, "mmap, or cached or lazy for the legacy format",
-                  {.choices = "mmap|cached|lazy"}),
-      bound_field("chunk_size", &flags.chunk_size, "No effect: block sizes are automatic")};
-  for (const Field& field : flags.tokenizer.fields()) fields.push_back(field);
-  return fields;
+  return joined(
+      {bound_field("input", &flags.patterns,
+                   "JSON lines: files (also .gz .xz .zst), patterns, or - for standard input",
+                   {.required = true}),
+       bound_field("json_keys", &options.json_keys, "Keys of the texts", {.aliases = "--json-key"}),
+       bound_field("output_prefix", &options.output_prefix, "Output path without _<key>_document.bin",
+                   {.required = true}),
+       bound_field("append_eod", &options.append_eod, "End each document with the end-of-document token"),
+       bound_field("split_sentences", &options.split_sentences, "One sequence per sentence"),
+       bound_field("keep_newlines", &flags.keep_newlines, "Keep newlines between sentences"),
+       bound_field("punkt_model", &flags.punkt_model,
+                   "Folder with a sentence splitter in nltk's punkt_tab format; default: the language's in "
+                   "$NLTK_DATA, else built-in rules for English"),
+       bound_field("lang", &flags.language, "Language of the text, for sentence splitting"),
+       bound_field("workers", &flags.workers, "Tokenizer threads; the output does not depend on it",
+                   {.min = 1, .max = 4096}),
+       bound_field("partitions", &flags.partitions,
+                   "Assign lines round-robin to this many partitions, then concatenate them",
+                   {.min = 1, .max = 4096}),
+       bound_field("keep_sequential_samples", &flags.keep_sequential,
+                   "Keep the order of the lines with --partitions"),
+       bound_field("log_interval", &options.log_interval, "Documents between progress lines", {.min = 1}),
+       bound_field("max_bad", &options.max_bad, "Bad lines to skip before failing", {.min = 0}),
+       bound_field("dataset_impl", &flags.implementation, "mmap, or cached or lazy for the legacy format",
+                   {.choices = "mmap|cached|lazy"}),
+       bound_field("chunk_size", &flags.chunk_size, "No effect: block sizes are automatic")},
+      flags.tokenizer.fields());
 }
 
 /// Replaces inputs by `<name>_ss<extension>`, if it exists: the file already split into sentences.

@@ -11,6 +11,7 @@
 #include <ATen/Parallel.h>
 
 #include "teratron/base/background_log.h"
+#include "teratron/base/config/flag_reader.h"
 #include "teratron/base/config/spelling.h"
 #include "teratron/base/config/wrap.h"
 #include "teratron/base/error.h"
@@ -126,7 +127,7 @@ int run(const Command& command, Args args) {
 
 int dispatch(Args args, const Registry& registry) {
   const std::vector<Command> known = commands(registry);
-  if (args.empty() || args[0] == "--help" || args[0] == "-h" || args[0] == "help") {
+  if (args.empty() || is_help(args[0]) || args[0] == "help") {
     print_help(known);
     return args.empty() ? static_cast<int>(ExitCode::config) : 0;
   }

@@ -234,7 +234,7 @@ struct TokenizerCommand {
     TokenizerFlags flags;
     std::vector<Field> fields = flags.fields();
     fields.front().traits.required = true;  // the type
-    line.fields.insert(line.fields.end(), fields.begin(), fields.end());
+    line.fields = joined(std::move(line.fields), fields);
     if (!read_command(line, args)) return 0;
     if (check) check();
     const TokenizerOptions options = flags.options();

@@ -1,5 +1,6 @@
 #include "teratron/cli/training_arguments.h"
 
+#include "teratron/base/config/command_line.h"
 #include "teratron/hf/architecture.h"
 #include "teratron/hf/peft.h"
 
@@ -8,9 +9,7 @@ namespace teratron {
 namespace {
 
 std::vector<Field> extra_fields(const JobModel& model) {
-  std::vector<Field> fields = model.family.fields;
-  fields.insert(fields.end(), model.registry.fields.begin(), model.registry.fields.end());
-  return fields;
+  return joined(model.family.fields, model.registry.fields);
 }
 
 std::vector<ArgsDefault> args_defaults(const JobModel& model) {

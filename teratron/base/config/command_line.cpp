@@ -37,12 +37,16 @@ void require_fields(const CommandLine& command, ParseResult& result) {
 
 }  // namespace
 
+std::vector<Field> joined(std::vector<Field> fields, std::span<const Field> more) {
+  fields.insert(fields.end(), more.begin(), more.end());
+  return fields;
+}
+
 std::string command_help(const CommandLine& command) {
   const std::string words = command.usage.empty() ? "" : fmt::format(" {}", command.usage);
   const std::string usage = fmt::format("{}{}\n\n{}\n", command.name, words, lines_of(command.summary));
   const std::string footer = command.footer.empty() ? "" : fmt::format("\n{}\n", lines_of(command.footer));
-  std::vector<Field> fields = command.fields;
-  fields.insert(fields.end(), command.collected.begin(), command.collected.end());
+  const std::vector<Field> fields = joined(command.fields, command.collected);
   return help_text(schema_of(fields), {usage}, nullptr) + footer;
 }
 
@@ -69,7 +73,7 @@ int run_subcommand(std::string_view command, std::span<const Subcommand> subcomm
                    std::span<const std::string> args) {
   std::vector<std::string> names;
   for (const Subcommand& each : subcommands) names.emplace_back(each.name);
-  if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
+  if (!args.empty() && is_help(args[0])) {
     teratron::print("usage: {} {} ARGUMENTS...\n", command, fmt::join(names, "|"));
     for (const Subcommand& each : subcommands) print("  {:<12}{}", each.name, each.summary);
     print("\n`{} {} --help` describes a subcommand.", command, names.front());

@@ -30,6 +30,8 @@ struct CommandLine {
   std::string unknown_flag = {};      // what else to say of an unknown flag
 };
 
+std::vector<Field> joined(std::vector<Field> fields, std::span<const Field> more);
+
 /// Writes the values to the fields. Returns the arguments that are not the command's; nullopt if --help was
 /// printed. Throws UserError(config) with all problems.
 std::optional<std::vector<std::string>> read_command(const CommandLine& command,

@@ -93,7 +93,7 @@ std::vector<std::string> read_arguments(const Schema& schema, std::span<const st
       break;
     }
     const bool known = schema.find(token.substr(0, token.find('='))) != nullptr;
-    if (token == "--help" || token == "-h") {
+    if (is_help(token)) {
       result.help = true;
       ++i;
     } else if (is_flag(token) && (known || others != OtherArguments::collected)) {

@@ -3,11 +3,16 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "teratron/base/config/config.h"
 
 namespace teratron {
+
+inline bool is_help(std::string_view arg) {
+  return arg == "--help" || arg == "-h";
+}
 
 /// How arguments outside the table are treated.
 enum class OtherArguments : uint8_t {

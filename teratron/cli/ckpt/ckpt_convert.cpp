@@ -132,8 +132,7 @@ int count(std::initializer_list<const std::string*> values) {
 
 class CheckpointConversion {
  public:
-  /// Reads the flags; nullopt if --help was printed.
-  static std::optional<CheckpointConversion> read(std::span<const std::string> args);
+  explicit CheckpointConversion(ConversionFlags flags) : flags_(std::move(flags)) {}
   /// Returns the exit code.
   int run();
 
@@ -237,58 +236,52 @@ int CheckpointConversion::run() {
 }
 
 std::vector<Field> conversion_fields(ConversionFlags& f) {
-  std::vector<Field> fields = {
-      bound_field(
-          "from_megatron", &f.from_megatron,
-          "Source: folder, zip file or .pt file that Megatron-LM wrote (formats torch and torch_dist)"),
-      bound_field("from_hf", &f.from_hf,
-                  "Source: folder with config.json and safetensors or pytorch_model.bin"),
-      bound_field("load", &f.load, "Source: folder of checkpoints, or one checkpoint"),
-      bound_setting("ckpt_step", &f.shared),
-      bound_field("save", &f.save, "Destination: folder to save a checkpoint in"),
-      bound_field("to_hf", &f.to_hf, "Destination: new folder for config.json and safetensors"),
-      bound_field("max_shard_size", &f.max_shard_size, "Maximum size of a safetensors file"),
-      bound_field(
-          "tokenizer_name", &f.tokenizer,
-          "Folder with the tokenizer of --to-hf, or a name in Hugging Face's cache; default: that of the "
-          "checkpoint"),
-      bound_field("target_params_dtype", &f.dtype, "fp32, bf16 or fp16; default: unchanged"),
-      bound_field("load_path", &f.load_path, "Accelerate's name for the source, whose format is recognized"),
-      bound_field("save_path", &f.save_path,
-                  "Accelerate's name for --to-megatron, or, with the next flag, for --to-hf"),
-      bound_field("convert_checkpoint_from_megatron_to_transformers", &f.to_transformers,
-                  "--save-path is for transformers"),
-      bound_field("print_checkpoint_structure", &f.print_structure,
-                  "List the tensors written or, without a destination, those of the source"),
-      bound_field("target_data_parallel_size", &f.data_ranks, "No effect on weights"),
-      bound_field("use_distributed_optimizer", &f.distributed_optimizer, "No effect on weights")};
-  for (const Field& field : f.megatron.fields()) fields.push_back(field);
-  return fields;
+  return joined(
+      {bound_field(
+           "from_megatron", &f.from_megatron,
+           "Source: folder, zip file or .pt file that Megatron-LM wrote (formats torch and torch_dist)"),
+       bound_field("from_hf", &f.from_hf,
+                   "Source: folder with config.json and safetensors or pytorch_model.bin"),
+       bound_field("load", &f.load, "Source: folder of checkpoints, or one checkpoint"),
+       bound_setting("ckpt_step", &f.shared),
+       bound_field("save", &f.save, "Destination: folder to save a checkpoint in"),
+       bound_field("to_hf", &f.to_hf, "Destination: new folder for config.json and safetensors"),
+       bound_field("max_shard_size", &f.max_shard_size, "Maximum size of a safetensors file"),
+       bound_field(
+           "tokenizer_name", &f.tokenizer,
+           "Folder with the tokenizer of --to-hf, or a name in Hugging Face's cache; default: that of the "
+           "checkpoint"),
+       bound_field("target_params_dtype", &f.dtype, "fp32, bf16 or fp16; default: unchanged"),
+       bound_field("load_path", &f.load_path, "Accelerate's name for the source, whose format is recognized"),
+       bound_field("save_path", &f.save_path,
+                   "Accelerate's name for --to-megatron, or, with the next flag, for --to-hf"),
+       bound_field("convert_checkpoint_from_megatron_to_transformers", &f.to_transformers,
+                   "--save-path is for transformers"),
+       bound_field("print_checkpoint_structure", &f.print_structure,
+                   "List the tensors written or, without a destination, those of the source"),
+       bound_field("target_data_parallel_size", &f.data_ranks, "No effect on weights"),
+       bound_field("use_distributed_optimizer", &f.distributed_optimizer, "No effect on weights")},
+      f.megatron.fields());
 }
 
-std::optional<CheckpointConversion> CheckpointConversion::read(std::span<const std::string> args) {
-  std::optional<CheckpointConversion> conversion(std::in_place);
+}  // namespace
+
+int convert_command(std::span<const std::string> args) {
+  ConversionFlags f;
   const CommandLine line = {
       .name = "teratron ckpt convert",
       .usage = "SOURCE DESTINATION [FLAGS]",
       .summary = "Convert from and to Hugging Face and Megatron-LM.",
-      .fields = conversion_fields(conversion->flags_),
+      .fields = conversion_fields(f),
       .others = OtherArguments::collected,
       .footer =
           "One source, one destination. With --from-megatron, flags of `pretrain` give what the checkpoint\n"
           "does not say, such as --num-attention-heads, or --vocab-file and --merge-file to cut off the\n"
           "vocabulary's padding."};
   std::optional<std::vector<std::string>> settings = read_command(line, args);
-  if (!settings) return std::nullopt;
-  conversion->flags_.settings = std::move(*settings);
-  return conversion;
-}
-
-}  // namespace
-
-int convert_command(std::span<const std::string> args) {
-  std::optional<CheckpointConversion> conversion = CheckpointConversion::read(args);
-  return conversion ? conversion->run() : 0;
+  if (!settings) return 0;
+  f.settings = std::move(*settings);
+  return CheckpointConversion(std::move(f)).run();
 }
 
 }  // namespace teratron

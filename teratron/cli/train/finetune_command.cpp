@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "teratron/base/config/flag_reader.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/run_job.h"
@@ -32,10 +33,6 @@ std::optional<std::string> task_of(std::span<const std::string> args, const JobM
     return arg.starts_with("--task") || arg.starts_with("--config-file") || arg.starts_with("--yaml-cfg");
   });
   return named ? flag_arguments(args, model).args.task : std::nullopt;
-}
-
-bool is_help(const std::string& arg) {
-  return arg == "--help" || arg == "-h";
 }
 
 // Without the words for help, which keep other flags from being read.

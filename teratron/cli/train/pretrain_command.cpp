@@ -1,3 +1,4 @@
+#include "teratron/base/config/flag_reader.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/run_job.h"
@@ -19,7 +20,7 @@ void print_families(const Registry& registry) {
 }  // namespace
 
 int pretrain_command(std::span<const std::string> args, const Registry& registry) {
-  if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
+  if (!args.empty() && is_help(args[0])) {
     print_families(registry);
     return 0;
   }
