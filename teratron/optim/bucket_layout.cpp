@@ -32,7 +32,8 @@ class Divider {
     layout_.begins.resize(items_.size());
     for (size_t i = 0; i < items_.size(); ++i) {
       if (items_[i].tied) close(i);
-      length_ = round_up(length_, rules_.block) + items_[i].elements;
+      layout_.begins[i] = round_up(length_, rules_.block);  // in its bucket
+      length_ = layout_.begins[i] + items_[i].elements;
       largest_ = std::max(largest_, items_[i].elements);
       if (items_[i].tied || is_full()) close(i + 1);
     }
@@ -54,38 +55,29 @@ class Divider {
       bucket.begin = last.begin + last.elements;
     }
     if (bucket.first == end) return;
-    bucket.elements = rules_.whole ? place_whole(bucket) : place_in_order(bucket);
+    bucket.elements = rules_.whole ? place_whole(bucket) : round_up(length_, rules_.block * rules_.ranks);
+    for (size_t i = bucket.first; i < end; ++i) layout_.begins[i] += bucket.begin;
     bucket.name = fmt::format("bucket {} ({})", layout_.buckets.size(), names_of(items_, bucket));
     layout_.buckets.push_back(std::move(bucket));
     length_ = largest_ = 0;
   }
 
-  /// Sets `begins` and returns the bucket's length.
-  int64_t place_in_order(const BucketLayout::Bucket& bucket) {
-    int64_t length = 0;
-    for (size_t i = bucket.first; i < bucket.end; ++i) {
-      length = round_up(length, rules_.block);
-      layout_.begins[i] = bucket.begin + length;
-      length += items_[i].elements;
-    }
-    return round_up(length, rules_.block * rules_.ranks);
-  }
-
-  /// Sets `begins` such that no item is in two slices, and returns the bucket's length.
+  /// Sets `begins`, in the bucket, such that no item is in two slices, and returns the bucket's length.
   int64_t place_whole(const BucketLayout::Bucket& bucket) {
     std::vector<size_t> largest_first(bucket.end - bucket.first);
     std::iota(largest_first.begin(), largest_first.end(), bucket.first);
     std::ranges::stable_sort(largest_first, std::greater(), [this](size_t i) { return items_[i].elements; });
     std::vector<int64_t> used(static_cast<size_t>(rules_.ranks));
-    std::vector<size_t> owners(items_.size());
+    std::vector<size_t> owners(bucket.end - bucket.first);
     for (const size_t i : largest_first) {
       const auto least = std::ranges::min_element(used);
-      owners[i] = static_cast<size_t>(least - used.begin());
-      layout_.begins[i] = bucket.begin + *least;
+      owners[i - bucket.first] = static_cast<size_t>(least - used.begin());
+      layout_.begins[i] = *least;
       *least += round_up(items_[i].elements, rules_.block);
     }
     const int64_t slice = std::ranges::max(used);
-    for (const size_t i : largest_first) layout_.begins[i] += static_cast<int64_t>(owners[i]) * slice;
+    for (const size_t i : largest_first)
+      layout_.begins[i] += static_cast<int64_t>(owners[i - bucket.first]) * slice;
     return slice * rules_.ranks;
   }
 

@@ -69,4 +69,8 @@ TokenizerOptions tokenizer_options(const Arguments& args) {
           .special_tokens = args.tokenizer_special_tokens};
 }
 
+std::filesystem::path run_directory(const Arguments& args) {
+  return args.run_dir.value_or(args.save.value_or(""));
+}
+
 }  // namespace teratron

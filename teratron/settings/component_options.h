@@ -2,6 +2,8 @@
 // checked and planned without it.
 #pragma once
 
+#include <filesystem>
+
 #include "teratron/comm/mesh/rank_grid.h"
 #include "teratron/optim/batch_schedule.h"
 #include "teratron/pipeline/pipeline_layout.h"
@@ -23,5 +25,7 @@ int64_t tokens_per_sample(const Arguments& args);
 /// Schedule of a step with this many micro-batches.
 ScheduleShape schedule_shape(const Arguments& args, const PipelineLayout& layout, int64_t microbatches);
 TokenizerOptions tokenizer_options(const Arguments& args);
+/// Where the files of a run go: --run-dir, else --save; empty: nowhere.
+std::filesystem::path run_directory(const Arguments& args);
 
 }  // namespace teratron

@@ -1,5 +1,5 @@
 // Steps with CUDA graphs are bitwise equal to eager steps: losses, gradients and weights. On a CPU nothing is
-// captured, but data and scalars take the same path (device_graph.h).
+// captured, but data and scalars take the same path (device/device_graph.h).
 #include "teratron/models/gpt/gpt.h"
 #include "teratron/testing/graph_runs.h"
 #include "teratron/testing/train_run.h"

@@ -1,5 +1,5 @@
-// One rank's model, data and counters: what a training loop drives, the program's (train_loop.h) or a custom
-// one.
+// One rank's model, data and counters: what a training loop drives, the program's (loop/train_loop.h) or a
+// custom one.
 //
 //   Trainer trainer(args, mesh, model);       // model, optimizer, schedules and data, from the settings
 //   trainer.load();                           // from --load

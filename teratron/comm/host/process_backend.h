@@ -4,7 +4,7 @@
 // failed:
 //   - fingerprints of a collective differ (operation, dtype, shape);
 //   - a rank does not arrive in time: it is queried for its status, which the Fault includes;
-//   - a rank has died or exited: its neighbours in the tree of ranks (tree.h) know immediately, as its
+//   - a rank has died or exited: its neighbours in the tree of ranks (ranks/tree.h) know immediately, as its
 //     connections close;
 //   - a rank fails for another reason: its peers throw a Fault with that reason and exit code.
 //

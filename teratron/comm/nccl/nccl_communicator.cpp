@@ -1,6 +1,5 @@
 #include "teratron/comm/nccl/nccl_communicator.h"
 
-#include <algorithm>
 #include <utility>
 
 #include <ATen/ATen.h>

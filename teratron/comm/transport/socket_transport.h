@@ -68,7 +68,7 @@ SocketAddress parse_socket_address(const std::string& text);
 struct SocketPeers {
   int64_t rank = 0;  // of this process
   int64_t size = 1;
-  std::map<int64_t, SocketAddress> addresses;  // rank 0: of all ranks; others: of their parent (tree.h)
+  std::map<int64_t, SocketAddress> addresses;  // rank 0: of all ranks; others: of their parent (ranks/tree.h)
   std::string key;                             // of greetings: the job's secret and nonce
 };
 /// Connects to the neighbours in the tree of ranks (transport/greeting.h), along which all ranks learn the

@@ -2,7 +2,6 @@
 
 #include <map>
 #include <ranges>
-#include <typeinfo>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>

@@ -1,5 +1,5 @@
 // Forward and backward of a micro-batch as one launch, for models so small that the GPU waits for the host: a
-// thousand kernels of a few microseconds each become a CUDA graph (device_graph.h).
+// thousand kernels of a few microseconds each become a CUDA graph (device/device_graph.h).
 //
 // There are two graphs: the one of a step's first micro-batch overwrites the gradients of the previous step
 // (and casts weights to FP8), the one of the others accumulates. Both read the micro-batch from the same

@@ -1,14 +1,14 @@
 #include "teratron/train/guards/nan_policy.h"
 
 #include "teratron/base/log.h"
+#include "teratron/settings/component_options.h"
 #include "teratron/train/guards/nonfinite.h"
 
 namespace teratron {
 
 Fault NanPolicy::fault(const StepResult& result, const PendingStep& step) {
   const StepMetrics& metrics = result.metrics;
-  const std::string diagnosis =
-      diagnose_nonfinite(engine_, step, metrics.iteration, args_.run_dir.value_or(args_.save.value_or("")));
+  const std::string diagnosis = diagnose_nonfinite(engine_, step, metrics.iteration, run_directory(args_));
   return Fault(
       fmt::format("loss {} and gradient norm {} at iteration {}: the weights were left as they were after "
                   "iteration {}. {} Lower --lr, lengthen the warm-up or look at the data from sample {} on; "

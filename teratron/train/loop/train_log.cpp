@@ -4,6 +4,7 @@
 #include "teratron/base/log.h"
 #include "teratron/comm/consensus.h"
 #include "teratron/device/device.h"
+#include "teratron/settings/component_options.h"
 #include "teratron/telemetry/report.h"
 #include "teratron/train/run_info.h"
 
@@ -46,10 +47,6 @@ void report_or_warn(const std::filesystem::path& directory) {
 }
 
 }  // namespace
-
-std::filesystem::path run_directory(const Arguments& args) {
-  return args.run_dir.value_or(args.save.value_or(""));
-}
 
 void TrainLog::open() {
   first_iteration_ = state().iteration;

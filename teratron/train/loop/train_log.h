@@ -9,9 +9,6 @@
 
 namespace teratron {
 
-/// Where the files of a run go: --run-dir, else --save; empty: nowhere.
-std::filesystem::path run_directory(const Arguments& args);
-
 class TrainLog {
  public:
   /// `trainer` must outlive it.

@@ -6,6 +6,7 @@
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/comm/consensus.h"
+#include "teratron/settings/component_options.h"
 #include "teratron/train/guards/replica_check.h"
 
 namespace teratron {
