@@ -62,8 +62,8 @@ struct EngineOptions {
   /// Requires TP = PP = CP = EP = ETP = 1. Gradients are then reduced after the last backward, not under it.
   int64_t graphs_after = 0;
   /// Only if the GPU waits for the host in so many steps, and graphs make them shorter
-  /// (graphs/graph_choice.h). No effect with a model or train step that might wait for the device. finish() is
-  /// called for every step.
+  /// (graphs/graph_choice.h). No effect with a model or train step that might wait for the device. finish()
+  /// is called for every step.
   bool graphs_where_host_bound = false;
   TrainStep* step = nullptr;  // null: the losses of the model; must outlive the engine
   Timers* timers = nullptr;   // may be null; must outlive the engine
