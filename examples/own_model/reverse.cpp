@@ -48,7 +48,7 @@ class GatedRecurrence : public Mixer {
         in_(scope / "linear_in",
             {.in = hidden, .out = 2 * hidden, .init = init, .segments = {hidden, hidden}}, parallel),
         out_(scope / "linear_proj", {.in = hidden, .out = hidden, .init = init}, parallel),
-        tensors_(at::TensorOptions().dtype(scope.options().dtype).device(scope.options().device)) {}
+        tensors_(scope.options().tensors()) {}
 
   Hidden forward_add_residual(const Normed& x_SBH, const ResidualDropout& residual,
                               const LayerContext& context, LayerState* state) override {

@@ -75,21 +75,18 @@ void check_experts_divisible(const Arguments& args) {
 }
 
 // The weights fit the checkpoint's model alone. Training compares the same settings.
-void check_same_model(const ParsedArguments& given, const nlohmann::json& merged,
-                      const CheckpointInfo& checkpoint) {
+void reject_other_model(const ParsedArguments& given, const nlohmann::json& merged,
+                        const CheckpointInfo& checkpoint) {
   const std::string path = checkpoint.path.string();
   std::vector<std::string> unknown;
   const std::string all = to_json(arguments_from_json(checkpoint.config, path, &unknown));
   const nlohmann::json saved = nlohmann::json::parse(canonical_config(all, path));
   const nlohmann::json current = nlohmann::json::parse(canonical_config(merged.dump(), path));
-  std::vector<std::string> fields = model_fields();
-  for (const std::string& free : resumable_overrides(merged.dump(), /*finetune=*/false))
-    std::erase(fields, free);
   std::vector<Problem> problems;
-  for (const std::string& field : fields) {
+  for (const std::string& field : fixed_model_fields(merged.dump(), /*finetune=*/false)) {
     const auto source = given.sources.find(field);
     if (source == given.sources.end() || !current.contains(field)) continue;
-    const nlohmann::json of_checkpoint = saved.contains(field) ? saved[field] : nlohmann::json();
+    const nlohmann::json of_checkpoint = saved.value(field, nlohmann::json());
     if (current[field] == of_checkpoint) continue;
     problems.push_back(
         {.what = fmt::format("{} is {}, but {} in the checkpoint {}", field, printable(current[field].dump()),
@@ -108,7 +105,7 @@ Arguments merge_settings(const ParsedArguments& given, const CheckpointInfo& che
     const Field& field = arguments_schema().field(name);
     if (field.model || is_for(field, given.program.names)) merged[name] = current.at(name);
   }
-  check_same_model(given, merged, checkpoint);
+  reject_other_model(given, merged, checkpoint);
   // The run that saved it had another layout and other paths.
   for (const char* field : {"tensor_model_parallel_size",
                             "pipeline_model_parallel_size",

@@ -158,17 +158,19 @@ void StageRunner::describe_rows(const StepInput& part) {
   batch_->decode_rows = std::min(decode_rows, options_.max_rows);
   batch_->table_RP = batch_->source_table_RP = at::Tensor();
   if (has_tables_ && batch_->decode_rows > 0) set_tables(part.rows, batch_->decode_rows, batch_->decode_rows);
-  if (keeps_slots_) describe_slots(part.rows);
+  if (keeps_slots_) describe_slots(part);
 }
 
-void StageRunner::describe_slots(const std::vector<StepRow>& rows) {
+void StageRunner::describe_slots(const StepInput& part) {
   std::vector<int64_t> slots, first, last;
-  for (const StepRow& row : rows) {
-    slots.push_back(row.slot);
+  for (const StepRow& row : part.rows) slots.push_back(row.slot);
+  batch_->slot_R = long_tensor(slots, model_.device);
+  batch_->first_R = batch_->last_R = at::Tensor();
+  if (batch_->has_single_tokens(static_cast<int64_t>(part.tokens.size()))) return;
+  for (const StepRow& row : part.rows) {
     first.push_back(row.first_token);
     last.push_back(row.first_token + row.tokens - 1);
   }
-  batch_->slot_R = long_tensor(slots, model_.device);
   batch_->first_R = long_tensor(first, model_.device);
   batch_->last_R = long_tensor(last, model_.device);
 }

@@ -34,7 +34,7 @@ class StageRunner {
   /// The outputs of the head for each part; none on ranks without it.
   std::vector<Activations> run_chunks(const std::vector<StepInput>& parts);
   void describe_rows(const StepInput& part);
-  void describe_slots(const std::vector<StepRow>& rows);
+  void describe_slots(const StepInput& part);
   bool set_tables(const std::vector<StepRow>& rows, int64_t decoded, int64_t padded);
   bool set_slots(const std::vector<StepRow>& rows, int64_t padded);
   bool decodes_only(const StepInput& step) const;

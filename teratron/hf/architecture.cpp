@@ -112,11 +112,10 @@ void reject_contradictions(const ParseResult& given, const Sources& sources, Par
   apply(given, &both);
   const json folder = json::parse(canonical_config(to_json(theirs), "--hf"));
   const json run = json::parse(canonical_config(to_json(both), "--hf"));
-  const std::vector<std::string> free = resumable_overrides(to_json(both), /*finetune=*/true);
   const size_t before = settings.problems.size();
-  for (const std::string& field : model_fields()) {
+  for (const std::string& field : fixed_model_fields(to_json(both), /*finetune=*/true)) {
     const json ours = run.value(field, json()), expected = folder.value(field, json());
-    if (ours == expected || std::ranges::find(free, field) != free.end()) continue;
+    if (ours == expected) continue;
     const auto source = sources.find(field);
     settings.problems.push_back({fmt::format("{} is {}, but {} in the folder of --hf", field,
                                              printable(ours.dump()), printable(expected.dump())),

@@ -126,6 +126,9 @@ class ParameterSet {
     std::optional<LoraOptions> lora = {};  // null: no linear layer has adapters
     /// Parameters get their tensors from those of another set (alias()): they have no memory before.
     bool aliases = false;
+
+    /// For tensors of this dtype on this device.
+    at::TensorOptions tensors() const { return at::TensorOptions().dtype(dtype).device(device); }
   };
   ParameterSet() = default;
   explicit ParameterSet(const Options& options);

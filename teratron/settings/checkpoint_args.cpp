@@ -116,6 +116,12 @@ std::vector<std::string> resumable_overrides(const std::string& config, bool fin
           "yarn_correction_range_round_to_int"};
 }
 
+std::vector<std::string> fixed_model_fields(const std::string& config, bool finetune) {
+  std::vector<std::string> fields = model_fields();
+  for (const std::string& free : resumable_overrides(config, finetune)) std::erase(fields, free);
+  return fields;
+}
+
 namespace {
 
 // A task takes them from what it is evaluated or finetuned on.

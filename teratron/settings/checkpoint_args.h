@@ -20,6 +20,8 @@ std::string canonical_config(const std::string& config, const std::string& where
 /// Model settings that may differ from the checkpoint's, as no tensor depends on them:
 /// max_position_embeddings without learned positions, and the rotary settings when finetuning.
 std::vector<std::string> resumable_overrides(const std::string& config, bool finetune);
+/// The other model settings, which must be the checkpoint's.
+std::vector<std::string> fixed_model_fields(const std::string& config, bool finetune);
 
 /// Whether the user gave the setting under another name: T5's encoder_seq_length is seq_length.
 bool is_given_otherwise(std::string_view setting, const Sources& sources);

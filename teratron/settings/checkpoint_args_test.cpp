@@ -89,6 +89,8 @@ TEST(CheckpointArgs, SettingsWithoutTensorsCanChange) {
   EXPECT_TRUE(resumable_overrides(learned, true).empty()) << "learned positions have a tensor";
   EXPECT_EQ(resumable_overrides(rope, false), Args{"max_position_embeddings"});
   EXPECT_EQ(resumable_overrides(rope, true).size(), 13U);
+  EXPECT_EQ(fixed_model_fields(learned, true), model_fields());
+  EXPECT_EQ(fixed_model_fields(rope, true).size(), model_fields().size() - 13);
 }
 
 // Settings left out by another version or a converter stay unset.

@@ -52,10 +52,9 @@ Bert::Bert(const BertConfig& config, const StageContext& part)
   if (part.stage.embedding && config.token_types > 0)
     type_embeddings_ = table("tokentype_embeddings", config.token_types);
   if (config.position == PositionEmbedding::rope) {
-    const ParameterSet::Options& options = part.parameters.options();
     rope_ = std::make_unique<RotaryEmbedding>(
         RotaryEmbedding::Options{config.rope, config.kv_channels, config.max_positions},
-        at::TensorOptions().dtype(options.dtype).device(options.device));
+        part.parameters.options().tensors());
   }
   const Scope encoder = root / "encoder";
   const LayerFactory make_layer = [&](const Scope& scope, int64_t layer) {

@@ -13,8 +13,6 @@ namespace teratron {
 
 namespace {
 
-constexpr double id_size = 8.0;
-
 // The LM head sees the predictions alone, on every tensor-parallel rank.
 RankSizes head_sizes(RankSizes sizes, double rows) {
   sizes.tokens = sizes.local_tokens = rows;
@@ -25,7 +23,7 @@ RankSizes head_sizes(RankSizes sizes, double rows) {
 
 // Hidden states of some positions, which the head's first layer saves.
 Operator select(const RankSizes& sizes, const char* name, double rows, double bytes) {
-  const double saved = rows * id_size;
+  const double saved = rows * id_bytes;
   return {.name = name,
           .bytes = 2.0 * bytes,
           .saved = saved,
@@ -55,7 +53,7 @@ std::vector<Operator> head_operators(const BertConfig& config, const RankSizes& 
   all.push_back(dense);
   all.push_back(norm_operator("lm_head.layer_norm", config.norm, head));
   append(all, output_layer_operators({.width = config.hidden, .columns = config.padded_vocabulary}, head));
-  all.back().add_saved(head.tokens * id_size);  // targets
+  all.back().add_saved(head.tokens * id_bytes);  // targets
   if (config.binary_head) all.push_back(pooler_operator(sizes, 2));
   return all;
 }

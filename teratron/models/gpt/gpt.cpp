@@ -48,7 +48,7 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
   if (config.position == PositionEmbedding::rope) {
     rope_ = std::make_unique<RotaryEmbedding>(
         RotaryEmbedding::Options{config.rope, config.kv_channels, config.max_positions},
-        at::TensorOptions().dtype(parameters.options().dtype).device(parameters.options().device));
+        parameters.options().tensors());
   }
   const Scope decoder = root / "decoder";
   const LayerFactory make_layer = [&](const Scope& scope, int64_t layer) {

@@ -43,17 +43,14 @@ Operator unit_input(const Stack& stack, int64_t layer, Operator& first_norm) {
 
 std::vector<Operator> operators_of_unit(const Stack& stack, const LayerUnit& unit) {
   std::vector<Operator> all;
-  for (int64_t layer = unit.layers.first; layer < unit.layers.first + unit.layers.count; ++layer) {
-    std::vector<Operator> operators = operators_of_layer(stack, layer);
-    if (unit.recomputed && layer == unit.layers.first)
-      all.push_back(unit_input(stack, layer, operators.front()));
-    for (Operator& op : operators) {
-      if (!unit.recomputed) continue;
-      op.recompute_unit = unit.layers.first;
-      op.backward_peak += stack.sizes.residual_stream;  // the unit's output, computed again
-    }
-    append(all, std::move(operators));
+  for (int64_t layer = unit.layers.first; layer < unit.layers.first + unit.layers.count; ++layer)
+    append(all, operators_of_layer(stack, layer));
+  if (!unit.recomputed) return all;
+  for (Operator& op : all) {
+    op.recompute_unit = unit.layers.first;
+    op.backward_peak += stack.sizes.residual_stream;  // the unit's output, computed again
   }
+  all.insert(all.begin(), unit_input(stack, unit.layers.first, all.front()));
   return all;
 }
 

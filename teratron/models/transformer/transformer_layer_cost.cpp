@@ -53,13 +53,15 @@ std::vector<Operator> layer_operators(const std::string& name, const Transformer
   const auto add_norm = [&](const BranchCost& branch) {
     all.push_back(norm_operator(name + "." + branch.norm, config.norm, sizes));
   };
-  for (const BranchCost& branch : branches) {
-    if (!config.parallel_residual) break;
-    add_norm(branch);
-    if (&branch != &branches.front()) all.back().add_saved(-sizes.residual_stream);  // the same input
+  if (config.parallel_residual) {
+    for (const BranchCost& branch : branches) {
+      add_norm(branch);
+      if (&branch != &branches.front()) all.back().add_saved(-sizes.residual_stream);  // the same input
+    }
   }
+  const bool norm_inputs = !config.parallel_residual && !config.norm_outputs;
   for (const BranchCost& branch : branches) {
-    if (!config.parallel_residual && !config.norm_outputs) add_norm(branch);
+    if (norm_inputs) add_norm(branch);
     append(all, branch.operators(name + "." + branch.part, sizes));
     if (config.norm_outputs) add_norm(branch);
   }

@@ -136,7 +136,7 @@ AttentionShape shape_of(const AttentionRequest& request) {
 }
 
 bool has_window(const AttentionRequest& request) {
-  return is_causal(request) && request.window > 0 && request.window < request.k_SBGD.size(0);
+  return has_window(is_causal(request), request.window, request.k_SBGD.size(0));
 }
 
 at::Tensor heads_first(const at::Tensor& x_SBND) {

@@ -50,9 +50,7 @@ const KeyValuePages& pages_of(LayerState& state) {
 
 CoreAttention::CoreAttention(const AttentionLayerOptions& options, const ParameterSet::Options& model,
                              const Group& group)
-    : options_(options),
-      tensors_(at::TensorOptions().dtype(model.dtype).device(model.device)),
-      group_(group) {
+    : options_(options), tensors_(model.tensors()), group_(group) {
   if (options.alibi) alibi_slopes_N_ = alibi_slopes(options.heads, group_.rank * heads(), heads(), tensors_);
 }
 

@@ -13,6 +13,11 @@ namespace teratron {
 /// In the order in which they are tried.
 enum class AttentionBackend : uint8_t { flash_cpu, cudnn, flash_varlen, flash, fused, math };
 
+/// Whether a window (AttentionRequest) hides any key.
+inline bool has_window(bool causal, int64_t window, int64_t keys) {
+  return causal && window > 0 && window < keys;
+}
+
 /// All that decides.
 struct AttentionShape {
   bool gpu = true;
@@ -32,8 +37,7 @@ struct AttentionShape {
   /// Whether ATen must be deterministic.
   bool deterministic = false;
 
-  /// Whether the window hides any key.
-  bool has_window() const { return causal && window > 0 && window < keys; }
+  bool has_window() const { return teratron::has_window(causal, window, keys); }
   /// No dropout and no bias. Fused backends have scores in fp32 and ignore the divisor of scores.
   bool has_plain_scores() const { return dropout == 0.0 && !biased; }
 };

@@ -3,7 +3,6 @@
 namespace teratron {
 
 Operator dropout_rows_operator(std::string name, int64_t score_heads, const RankSizes& sizes) {
-  constexpr double id_bytes = 8.0;
   const double rows =
       (sizes.drops() ? sizes.local_tokens : 0.0) + sizes.tokens * as_real(score_heads) / sizes.shards;
   Operator op{.name = std::move(name), .kind = Operator::Kind::pointwise};

@@ -3,7 +3,6 @@
 namespace teratron {
 
 Operator embedding_operator(const RankSizes& sizes) {
-  constexpr double id_bytes = 8.0;
   const bool wide = sizes.residual_stream > sizes.hidden;
   const double whole = sizes.whole_hidden(), ids = sizes.tokens * id_bytes;
   // Ids elsewhere are looked up as row 0 and masked.

@@ -37,6 +37,8 @@ struct HiddenStates {
   double dropout = 0.0;        // of what a layer adds
 };
 
+constexpr double id_bytes = 8.0;  // of a token, a row or a position
+
 inline double as_real(int64_t n) {
   return static_cast<double>(n);
 }

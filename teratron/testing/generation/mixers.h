@@ -16,7 +16,7 @@ namespace teratron {
 class DecayedSum : public Mixer {
  public:
   DecayedSum(const Scope& scope, int64_t hidden, const TensorParallel& parallel)
-      : tensors_(at::TensorOptions().dtype(scope.options().dtype).device(scope.options().device)),
+      : tensors_(scope.options().tensors()),
         in_(scope / "linear_in", {.in = hidden, .out = hidden, .init = Init::normal(0.3)}, parallel),
         out_(scope / "linear_proj", {.in = hidden, .out = hidden, .init = Init::normal(0.3)}, parallel),
         factor_(scope.parameter("factor",

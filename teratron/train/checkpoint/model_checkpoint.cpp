@@ -95,9 +95,7 @@ void check_family(const CheckpointInfo& info, const LoadOptions& options) {
 void check_loadable(const CheckpointInfo& info, const LoadOptions& options, const Optimizer& optimizer) {
   check_family(info, options);
   const BothSettings settings(info, options);
-  std::vector<std::string> fields = model_fields();
-  for (const std::string& free : resumable_overrides(options.config, options.finetune))
-    std::erase(fields, free);
+  std::vector<std::string> fields = fixed_model_fields(options.config, options.finetune);
   if (options.optimizer) fields.insert(fields.end(), {"bf16", "fp16", "optimizer"});
   std::string fix = "Use the settings of the checkpoint, or another folder";
   const std::vector<std::string> positions = resumable_overrides(options.config, true);

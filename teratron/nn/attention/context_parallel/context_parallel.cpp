@@ -45,7 +45,7 @@ at::Tensor attention_to_gathered(const AttentionRequest& request, const ContextP
   whole.sequence_length = whole.k_SBGD.size(0);
   if (cut.whole_samples && is_independent_of_positions(request)) {
     const int64_t rank = context.group.rank;
-    if (request.window > 0 || !can_merge(request)) return attention_of_chunks(whole, rank);
+    if (request.window > 0 || !has_one_width(request)) return attention_of_chunks(whole, rank);
     return chunk_attention(whole, rank);
   }
   // Each query has keys in one of the two, and the output 0 in the other. All keys are passed, since masks of

@@ -128,20 +128,20 @@ QueryKeyValue math_partial_backward(const AttentionRequest& request, const Parti
 }
 
 struct PartialBackend {
-  bool (*supports)(const AttentionRequest&);
+  bool (*supports)(const AttentionShape&);
   PartialAttention (*forward)(const AttentionRequest&);
   QueryKeyValue (*backward)(const AttentionRequest&, const PartialAttention&, const at::Tensor&,
                             const QueryKeyValue& out);
 };
 
 template <AttentionBackend backend>
-bool supported_by(const AttentionRequest& request) {
-  return supports(backend, shape_of(request));
+bool supported_by(const AttentionShape& shape) {
+  return supports(backend, shape);
 }
 
 const PartialBackend& choose_partial(const AttentionRequest& request) {
   static constexpr PartialBackend backends[] = {
-      {[](const AttentionRequest& r) { return r.q_SBND.is_cpu(); },
+      {[](const AttentionShape& shape) { return !shape.gpu; },
        [](const AttentionRequest& r) {
          const FlashCpuOutput output = flash_cpu_forward(r);
          return PartialAttention{output.y_SBND, output.logsumexp_BNS};
@@ -152,9 +152,10 @@ const PartialBackend& choose_partial(const AttentionRequest& request) {
        }},
       {supported_by<AttentionBackend::cudnn>, cudnn_partial, cudnn_partial_backward},
       {supported_by<AttentionBackend::flash>, flash_partial, flash_partial_backward},
-      {[](const AttentionRequest&) { return true; }, math_partial, math_partial_backward}};
+      {[](const AttentionShape&) { return true; }, math_partial, math_partial_backward}};
+  const AttentionShape shape = shape_of(request);
   for (const PartialBackend& backend : backends) {
-    if (backend.supports(request)) return backend;
+    if (backend.supports(shape)) return backend;
   }
   TERATRON_ASSERT(false, "math supports every request");
 }
