@@ -46,13 +46,8 @@ class SelfAttentionCost {
 
   Operator projection() const {
     const double width = (heads_ + 2.0 * groups_) * as_real(options_.kv_channels);
-    const double hidden = as_real(options_.hidden), whole = sizes_.whole_hidden();
-    Operator op = gemm_operator(name_ + ".linear_qkv", sizes_, hidden, width);
-    op.fp8 = batch_.fp8;
-    op.saved = column_input(sizes_, hidden, op.fp8);
-    const double input = op.saved + sizes_.gathered(whole) + sizes_.gemm_workspace;
-    op.forward_peak = input + cast_gradient(sizes_, whole) + qkv();
-    op.backward_peak = input + sizes_.residual_stream + qkv() + cast_gradient(sizes_, qkv()) + whole;
+    Operator op = column_operator(name_ + ".linear_qkv", sizes_, width, batch_.fp8);
+    op.backward_peak -= qkv();  // split_qkv() writes the gradients of its parts into one: no copy joins them
     return op;
   }
 

@@ -6,6 +6,7 @@
 #include "teratron/comm/nccl/symmetric_pool.h"
 #include "teratron/kernels/fp8/fp8.h"
 #include "teratron/nn/cost/linear_cost.h"
+#include "teratron/nn/cost/mlp_cost.h"
 
 namespace teratron {
 
@@ -188,23 +189,19 @@ Operator routed(const ExpertBytes& n, double jitter) {
 void add_shared(Operator& op, const MoeOptions& options, const RankSizes& sizes) {
   if (!options.shared) return;
   const MlpOptions& mlp = options.shared->mlp;
-  const bool fp8 = sizes.batch.fp8;
-  const double hidden = as_real(mlp.hidden), ffn = as_real(mlp.ffn_hidden) / sizes.shards;
-  const double wide = ffn * as_real(parts_of(mlp.activation));
-  for (const Operator& gemm :
-       {gemm_operator("", sizes, hidden, wide), gemm_operator("", sizes, ffn, hidden)}) {
-    op.flops += gemm.flops;
-    op.bytes += gemm.bytes;
-  }
+  const Operator dense = mlp_operator("", mlp, sizes);
+  op.flops += dense.flops;
+  op.bytes += dense.bytes;
   // The input is the router's, unless that has jitter or it is kept in FP8.
-  const double input = column_input(sizes, hidden, fp8);
+  const double input = column_input(sizes, as_real(mlp.hidden), sizes.batch.fp8);
   const bool own_input = options.router.jitter > 0.0 || input < sizes.hidden;
-  double saved = sizes.tokens * wide * sizes.element + row_input(sizes, ffn, fp8) + (own_input ? input : 0.0);
+  double saved = dense.saved - (own_input ? 0.0 : input);
   if (options.shared->gate) saved += sizes.hidden + sizes.local_tokens * sizes.element;
   op.saved += saved;
   op.forward_peak = sizes.batch.expert_parallel > 1
                         ? op.forward_peak + saved + sizes.hidden
                         : std::max(op.forward_peak, op.saved + 2.0 * sizes.hidden);
+  const double wide = as_real(mlp.ffn_hidden * parts_of(mlp.activation)) / sizes.shards;
   op.backward_peak =
       std::max(op.backward_peak + sizes.hidden, op.saved + sizes.tokens * wide * sizes.element);
 }
