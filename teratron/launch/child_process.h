@@ -8,7 +8,7 @@
 
 #include <sys/types.h>
 
-#include "teratron/comm/transport/socket_transport.h"
+#include "teratron/comm/transport/socket.h"
 
 namespace teratron {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "teratron/comm/transport/socket_transport.h"
+#include "teratron/comm/transport/socket.h"
 
 namespace teratron {
 

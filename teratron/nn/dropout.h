@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "teratron/nn/linear.h"
+#include "teratron/nn/parameter.h"
 
 namespace teratron {
 

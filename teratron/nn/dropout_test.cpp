@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "teratron/nn/parallel_matmul.h"
+
 namespace teratron {
 namespace {
 

@@ -7,6 +7,7 @@
 
 #include "teratron/nn/dropout.h"
 #include "teratron/nn/layer_state.h"
+#include "teratron/nn/linear.h"
 #include "teratron/nn/tokens/context_cut.h"
 #include "teratron/nn/tokens/generation_batch.h"
 #include "teratron/nn/tokens/packed_rows.h"

@@ -6,7 +6,7 @@
 #include "teratron/models/bert/bert_classifier.h"
 #include "teratron/models/bert/bert_operators.h"
 #include "teratron/models/bert/data/bert_dataset.h"
-#include "teratron/plan/operator_costs.h"
+#include "teratron/plan/activation_memory.h"
 #include "teratron/testing/bert_models.h"
 #include "teratron/testing/memory_meter.h"
 

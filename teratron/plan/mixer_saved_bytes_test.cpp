@@ -5,7 +5,7 @@
 #include "teratron/models/transformer/layer_stack.h"
 #include "teratron/models/transformer/layer_stack_cost.h"
 #include "teratron/models/transformer/transformer_layer.h"
-#include "teratron/plan/operator_costs.h"
+#include "teratron/plan/activation_memory.h"
 #include "teratron/testing/generation/mixers.h"
 #include "teratron/testing/memory_meter.h"
 

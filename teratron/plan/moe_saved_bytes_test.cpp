@@ -6,7 +6,7 @@
 
 #include "teratron/comm/host/thread_world.h"
 #include "teratron/models/gpt/gpt_operators.h"
-#include "teratron/plan/operator_costs.h"
+#include "teratron/plan/activation_memory.h"
 #include "teratron/testing/memory_meter.h"
 #include "teratron/testing/models.h"
 

@@ -5,7 +5,7 @@
 #include "teratron/models/t5/data/t5_dataset.h"
 #include "teratron/models/t5/t5.h"
 #include "teratron/models/t5/t5_operators.h"
-#include "teratron/plan/operator_costs.h"
+#include "teratron/plan/activation_memory.h"
 #include "teratron/testing/memory_meter.h"
 #include "teratron/testing/t5_models.h"
 

@@ -9,6 +9,7 @@
 #include "teratron/generate/json/request_json.h"
 #include "teratron/serve/api/api_error.h"
 #include "teratron/serve/api/openai_answer.h"
+#include "teratron/serve/event_stream.h"
 
 namespace teratron {
 
@@ -288,57 +289,18 @@ void Routes::openai(const Request& request, Response& response, bool is_chat) {
   });
 }
 
-namespace {
-
-// A stream while it is written.
-struct OpenStream {
-  std::shared_ptr<const OpenAiRequest> request;
-  OpenAiAnswer events;
-  std::shared_ptr<PendingAnswer> answer;
-  Clock::time_point end, written = Clock::now();
-  bool began = false, finished = false;
-};
-
-// The events that are new; a comment now and then, so that nothing in between takes the stream for dead.
-std::string next_events(OpenStream& open) {
-  constexpr auto silence = std::chrono::seconds(15);
-  std::string events = open.began ? "" : open.events.begin();
-  open.began = true;
-  const PendingAnswer::News news = open.answer->wait(poll_interval);
-  for (const PendingAnswer::Token& each : news.tokens)
-    events += open.events.add(each.request, each.choice, each.token);
-  const bool late = Clock::now() > open.end;
-  open.finished = news.finished || late;
-  if (!news.failure.empty()) {
-    events += OpenAiAnswer::failed(ApiError(503, "the engine failed: " + news.failure).to_json());
-  } else if (news.finished) {
-    events += open.events.end();
-  } else if (late) {
-    events += OpenAiAnswer::failed(ApiError(504, "the answer took too long (--answer-timeout)").to_json());
-  }
-  if (events.empty() && Clock::now() - open.written > silence) events = ": waiting\n\n";
-  return events;
-}
-
-}  // namespace
-
 void Routes::stream(Response& response, std::shared_ptr<const OpenAiRequest> parsed) {
   const Answer answer = service_.submit(parsed->prompts, true);
-  const OpenAiRequest& request = *parsed;
-  const auto open =
-      std::make_shared<OpenStream>(OpenStream{std::move(parsed), OpenAiAnswer(request, options_.model),
-                                              answer, Clock::now() + options_.answer_timeout});
+  const auto events = std::make_shared<EventStream>(std::move(parsed), options_.model, answer,
+                                                    Clock::now() + options_.answer_timeout);
   response.set_header("Cache-Control", "no-cache");
   response.set_header("X-Accel-Buffering", "no");
   response.set_chunked_content_provider(
       "text/event-stream",
-      [open](size_t, httplib::DataSink& sink) {
-        const std::string events = next_events(*open);
-        if (!events.empty()) {
-          if (!sink.write(events.data(), events.size())) return false;
-          open->written = Clock::now();
-        }
-        if (open->finished) sink.done();
+      [events](size_t, httplib::DataSink& sink) {
+        const std::string next = events->next();
+        if (!next.empty() && !sink.write(next.data(), next.size())) return false;
+        if (events->finished()) sink.done();
         return true;
       },
       [this, answer](bool) { service_.cancel(answer); });  // nothing, once it is finished

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "teratron/comm/host/thread_world.h"
-#include "teratron/plan/operator_costs.h"
+#include "teratron/plan/activation_memory.h"
 #include "teratron/testing/memory_meter.h"
 #include "teratron/testing/validation.h"
 

@@ -19,7 +19,7 @@
 #include "teratron/base/sha256.h"
 #include "teratron/base/strings.h"
 #include "teratron/comm/ranks/tree.h"
-#include "teratron/comm/transport/socket_transport.h"
+#include "teratron/comm/transport/socket.h"
 
 namespace teratron {
 namespace {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "teratron/comm/transport/socket_transport.h"
+#include "teratron/comm/transport/socket.h"
 
 namespace teratron {
 

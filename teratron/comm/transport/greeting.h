@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "teratron/base/sha256.h"
-#include "teratron/comm/transport/socket_transport.h"
+#include "teratron/comm/transport/socket.h"
 
 namespace teratron {
 

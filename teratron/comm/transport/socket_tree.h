@@ -8,7 +8,7 @@
 
 #include "teratron/comm/transport/address_table.h"
 #include "teratron/comm/transport/greeting.h"
-#include "teratron/comm/transport/socket_transport.h"
+#include "teratron/comm/transport/socket_peers.h"
 
 namespace teratron {
 

@@ -88,13 +88,13 @@ at::Tensor GatherRoute::add_up(const at::Tensor& sums_UW, const Produce& produce
   return own;
 }
 
-AsyncTensor ExchangeRoute::start(const at::Tensor& x_TW) const {
-  return exchange_.start(sent_ ? gather_rows(x_TW, *sent_) : x_TW);
+AsyncTensor AllToAllRoute::start(const at::Tensor& x_TW) const {
+  return all_to_all_.start(sent_ ? gather_rows(x_TW, *sent_) : x_TW);
 }
 
-at::Tensor ExchangeRoute::add_up(const at::Tensor& sums_UW, const Produce& produce) const {
+at::Tensor AllToAllRoute::add_up(const at::Tensor& sums_UW, const Produce& produce) const {
   produce({0, sums_UW.size(0)});
-  const at::Tensor returned = arrived(exchange_.start_back(sums_UW));
+  const at::Tensor returned = arrived(all_to_all_.start_back(sums_UW));
   if (!sent_) return returned;
   const at::Tensor own = at::empty({sent_->row_of_slot.size(0), returned.size(1)}, returned.options());
   sum_rows_of_tokens(own, returned, *sent_, {0, own.size(0)});

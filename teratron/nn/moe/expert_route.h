@@ -7,7 +7,7 @@
 
 #include <ATen/core/ivalue.h>
 
-#include "teratron/nn/moe/exchange.h"
+#include "teratron/nn/moe/all_to_all.h"
 #include "teratron/nn/moe/permutation.h"
 
 namespace teratron {
@@ -35,15 +35,15 @@ class GatherRoute final : public ExpertRoute {
 };
 
 /// The rows of `sent`; without it, all rows: those of each destination are consecutive.
-class ExchangeRoute final : public ExpertRoute {
+class AllToAllRoute final : public ExpertRoute {
  public:
-  ExchangeRoute(Exchange exchange, std::optional<Permutation> sent)
-      : exchange_(std::move(exchange)), sent_(std::move(sent)) {}
+  AllToAllRoute(AllToAll all_to_all, std::optional<Permutation> sent)
+      : all_to_all_(std::move(all_to_all)), sent_(std::move(sent)) {}
   AsyncTensor start(const at::Tensor& x_TW) const override;
   at::Tensor add_up(const at::Tensor& sums_UW, const Produce& produce) const override;
 
  private:
-  Exchange exchange_;
+  AllToAll all_to_all_;
   std::optional<Permutation> sent_;
 };
 

@@ -125,12 +125,13 @@ TokenDispatcher::Arrival TokenDispatcher::exchange_tokens(const Tokens& tokens,
   const at::Tensor choices_TKR =
       choices_by_rank(routing.experts_TK, kept_TK, own_experts().count, group.size);
   const at::Tensor goes_TR = choices_TKR.any(1);
-  Exchange exchange(at::stack({goes_TR.sum(0), choices_TKR.flatten(0, 1).sum(0)}, 1), {group, x_TH.size(0)});
+  AllToAll all_to_all(at::stack({goes_TR.sum(0), choices_TKR.flatten(0, 1).sum(0)}, 1),
+                      {group, x_TH.size(0)});
   const at::Tensor rank_TR = at::arange(group.size, routing.experts_TK.options()).expand_as(goes_TR);
   const Permutation slots = make_permutation(rank_TR, goes_TR, {0, group.size});
-  const Permutation sent = slots.first_rows(exchange.sent_rows());
-  const int64_t rows = exchange.received_sum(1);
-  const ExpertRoutePtr route = c10::make_intrusive<ExchangeRoute>(std::move(exchange), sent);
+  const Permutation sent = slots.first_rows(all_to_all.sent_rows());
+  const int64_t rows = all_to_all.received_sum(1);
+  const ExpertRoutePtr route = c10::make_intrusive<AllToAllRoute>(std::move(all_to_all), sent);
   const at::Tensor chosen_TK =
       kept_TK.defined() ? routing.experts_TK.masked_fill(kept_TK.logical_not(), -1) : routing.experts_TK;
   const at::Tensor experts_UK = bring(chosen_TK, route), probs_UK = bring(routing.probs_TK, route);
@@ -149,7 +150,7 @@ TokenDispatcher::Arrival TokenDispatcher::exchange_padded(const Tokens& tokens,
   const int64_t rows = std::min(capacity * options_.tensor_microbatches, routing.experts_TK.size(0));
   const Permutation sent = make_padded_permutation(routing.experts_TK, kept_TK, {0, options_.experts}, rows);
   const auto route_with = [&](std::optional<Permutation> permutation) -> ExpertRoutePtr {
-    return c10::make_intrusive<ExchangeRoute>(Exchange({group, own.count * rows}), std::move(permutation));
+    return c10::make_intrusive<AllToAllRoute>(AllToAll({group, own.count * rows}), std::move(permutation));
   };
   const ExpertRoutePtr route = route_with(sent), route_of_rows = route_with(std::nullopt);
   const at::Tensor probs_U1 = bring(permute_slots(routing.probs_TK, sent).unsqueeze(1), route_of_rows);

@@ -6,7 +6,7 @@
 
 #include "teratron/device/device.h"
 #include "teratron/models/gpt/gpt_operators.h"
-#include "teratron/plan/operator_costs.h"
+#include "teratron/plan/activation_memory.h"
 #include "teratron/testing/models.h"
 
 namespace teratron {

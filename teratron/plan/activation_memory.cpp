@@ -1,4 +1,4 @@
-#include "teratron/plan/operator_costs.h"
+#include "teratron/plan/activation_memory.h"
 
 #include <algorithm>
 #include <numeric>
@@ -98,13 +98,6 @@ class Timeline {
   bool inside_ = false;  // a stack
 };
 
-// Forwards and backwards, in forwards: backward of a GEMM is two GEMMs, that of fused attention five to the
-// forward's two.
-double passes(const Operator& op) {
-  const double backward = op.kind == Operator::Kind::attention ? 2.5 : 2.0;
-  return 1.0 + backward + (op.recompute_unit >= 0 ? 1.0 : 0.0);
-}
-
 }  // namespace
 
 ActivationMemory activation_memory(std::span<const Operator> operators) {
@@ -125,15 +118,6 @@ ActivationMemory activation_memory(std::span<const Operator> operators) {
     end = begin;
   }
   return {.saved = saved, .host = host, .peak = timeline.peak};
-}
-
-double roofline_seconds(std::span<const Operator> operators, const Gpu& gpu, MathMode mode) {
-  double seconds = 0.0;
-  for (const Operator& op : operators) {
-    const double peak = gpu.peak(op.fp8 ? MathMode::fp8 : mode).value_or(gpu.half);
-    seconds += passes(op) * std::max((op.flops - op.masked_flops) / peak, op.bytes / gpu.bandwidth);
-  }
-  return seconds;
 }
 
 }  // namespace teratron

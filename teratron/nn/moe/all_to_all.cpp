@@ -1,4 +1,4 @@
-#include "teratron/nn/moe/exchange.h"
+#include "teratron/nn/moe/all_to_all.h"
 
 #include <numeric>
 
@@ -25,8 +25,8 @@ Counts begins_of(const Counts& counts) {
 }
 
 // Rows [sent[rank], sent[rank + 1]) go to a rank, [received[rank], received[rank + 1]) come from it.
-AsyncTensor start_exchange(const at::Tensor& x_RW, const Counts& sent, const Counts& received,
-                           const Exchange::Ranks& ranks) {
+AsyncTensor start_all_to_all(const at::Tensor& x_RW, const Counts& sent, const Counts& received,
+                             const AllToAll::Ranks& ranks) {
   const Group& group = ranks.group;
   const at::Tensor x = x_RW.contiguous(), y = at::empty({received.back(), x.size(1)}, x.options());
   const auto part = [](const at::Tensor& rows, const Counts& begins, int64_t rank) {
@@ -51,18 +51,18 @@ AsyncTensor start_exchange(const at::Tensor& x_RW, const Counts& sent, const Cou
 
 }  // namespace
 
-Exchange::Exchange(const at::Tensor& counts, const Ranks& ranks) : ranks_(ranks) {
+AllToAll::AllToAll(const at::Tensor& counts, const Ranks& ranks) : ranks_(ranks) {
   const at::Tensor both = at::stack({counts, counts});
   ranks.group.communicator->all_to_all(both.select(0, 1), both.select(0, 0)).wait();
   counts_.emplace(both);
 }
 
-Exchange::Exchange(const Ranks& ranks)
+AllToAll::AllToAll(const Ranks& ranks)
     : ranks_(ranks),
       sent_(begins_of(Counts(static_cast<size_t>(ranks.group.size), ranks.most_rows))),
       received_(sent_) {}
 
-void Exchange::await_counts() {
+void AllToAll::await_counts() {
   if (!counts_) return;
   const at::Tensor sent = counts_->wait().select(0, 0), received = counts_->wait().select(0, 1);
   sent_ = begins_of(as_vector(sent.select(1, 0)));
@@ -71,24 +71,24 @@ void Exchange::await_counts() {
   counts_.reset();
 }
 
-int64_t Exchange::sent_rows() {
+int64_t AllToAll::sent_rows() {
   await_counts();
   return sent_.back();
 }
 
-int64_t Exchange::received_sum(int64_t column) {
+int64_t AllToAll::received_sum(int64_t column) {
   await_counts();
   return received_sums_[static_cast<size_t>(column)];
 }
 
-AsyncTensor Exchange::start(const at::Tensor& x_RW) const {
+AsyncTensor AllToAll::start(const at::Tensor& x_RW) const {
   TERATRON_ASSERT(!counts_);
-  return start_exchange(x_RW, sent_, received_, ranks_);
+  return start_all_to_all(x_RW, sent_, received_, ranks_);
 }
 
-AsyncTensor Exchange::start_back(const at::Tensor& x_RW) const {
+AsyncTensor AllToAll::start_back(const at::Tensor& x_RW) const {
   TERATRON_ASSERT(!counts_);
-  return start_exchange(x_RW, received_, sent_, ranks_);
+  return start_all_to_all(x_RW, received_, sent_, ranks_);
 }
 
 }  // namespace teratron

@@ -1,3 +1,5 @@
+#include "teratron/comm/transport/socket.h"
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -15,7 +17,6 @@
 
 #include "teratron/base/error.h"
 #include "teratron/comm/transport/descriptor_limit.h"
-#include "teratron/comm/transport/socket_transport.h"
 
 namespace teratron {
 namespace {

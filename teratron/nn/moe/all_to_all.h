@@ -9,7 +9,7 @@
 
 namespace teratron {
 
-class Exchange {
+class AllToAll {
  public:
   struct Ranks {
     Group group;
@@ -17,9 +17,9 @@ class Exchange {
   };
   /// `counts`: i64 [ranks, N]; column 0: rows that this rank sends to each. Collective. The first call
   /// of sent_rows() or received_sum() waits until the counts are on the host; it comes before start().
-  Exchange(const at::Tensor& counts, const Ranks& ranks);
+  AllToAll(const at::Tensor& counts, const Ranks& ranks);
   /// `most_rows` between all ranks. Not collective, does not wait.
-  explicit Exchange(const Ranks& ranks);
+  explicit AllToAll(const Ranks& ranks);
 
   int64_t sent_rows();
   /// Sum of what all ranks have in this column of their counts for this one.
