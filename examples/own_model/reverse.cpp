@@ -11,9 +11,7 @@
 #include "teratron/models/transformer/encoder_decoder_stage.h"
 #include "teratron/models/transformer/language_model_plan.h"
 #include "teratron/models/transformer/layer_context.h"
-#include "teratron/models/transformer/layer_stack.h"
 #include "teratron/models/transformer/layer_stack_cost.h"
-#include "teratron/models/transformer/transformer_layer.h"
 #include "teratron/nn/cost/embedding_cost.h"
 #include "teratron/nn/cost/linear_cost.h"
 #include "teratron/nn/cost/output_layer_cost.h"
@@ -105,6 +103,15 @@ std::vector<Operator> recurrence_operators(const std::string& name, const RankSi
           row_operator(name + ".linear_proj", sizes, channels, sizes.batch.fp8)};
 }
 
+// The decoder has a recurrence in place of self-attention.
+std::vector<BranchOptions> branches(const TransformerConfig& config, int64_t layer) {
+  std::vector<BranchOptions> all = transformer_branches(config, layer);
+  if (!config.cross_attention) return all;
+  all[0].mixer = mixer_factory<GatedRecurrence>(config.hidden, weight_init(config));
+  all[0].operators = recurrence_operators;
+  return all;
+}
+
 // The target is the source backwards; its kind is that of its first token.
 class Reversals : public Dataset {
  public:
@@ -149,11 +156,15 @@ class Reverser : public Model {
     if (here_.embeds_source) tokens_ = features("token_features", gpt.vocabulary);
     if (here_.embeds_source || here_.embeds_target)
       positions_ = features("position_features", gpt.max_positions);
-    encoder_ = make_stack(root / "encoder" / "layers", config_.encoder, here_.encoder);
+    const auto stack = [&](const char* name, const TransformerConfig& own, const LayerRange& layers) {
+      return std::make_unique<LayerStack>(root / name / "layers", own, layers, parallel_,
+                                          transformer_layers(own, parallel_, branches));
+    };
+    encoder_ = stack("encoder", config.encoder, here_.encoder);
     if (here_.ends_encoder)
       memory_norm_.emplace(root / "encoder" / "final_layernorm", gpt.hidden, gpt.norm, parallel_);
     if (here_.embeds_target) embedding_.emplace(root / "embedding", words, parallel_);
-    decoder_ = make_stack(root / "decoder" / "layers", config_.decoder, here_.decoder);
+    decoder_ = stack("decoder", config.decoder, here_.decoder);
     if (!here_.head) return;
     last_norm_.emplace(root / "decoder" / "final_layernorm", gpt.hidden, gpt.norm, parallel_);
     const Shard columns = vocabulary_shard(words, parallel_.group);
@@ -196,18 +207,6 @@ class Reverser : public Model {
   }
 
  private:
-  std::unique_ptr<LayerStack> make_stack(const Scope& scope, const TransformerConfig& config,
-                                         const LayerRange& layers) {
-    LayerParts parts;
-    const auto recurrence = [&](const Scope& own) {
-      return std::make_unique<GatedRecurrence>(own, config.hidden, weight_init(config), parallel_);
-    };
-    if (config.cross_attention) parts.attention = recurrence;
-    const auto make_layer = [&](const Scope& layer, int64_t number) {
-      return std::make_unique<TransformerLayer>(layer, config, number, parallel_, parts);
-    };
-    return std::make_unique<LayerStack>(scope, config, layers, parallel_, make_layer);
-  }
   LayerContext context(const MicroBatch& batch, std::string_view index) const {
     MicroBatch own = batch;
     own.tensors = {{"sequence_index", batch[index]}};
@@ -258,7 +257,7 @@ std::vector<Operator> stage_operators(const Config& config, const RankBatch& bat
                       {.layers = here.encoder, .received = !here.embeds_source, .ends = here.ends_encoder});
   const RankSizes words({.width = width}, target), sum({.width = width}, sums);
   if (here.embeds_target) all.push_back(embedding_operator(words));
-  const auto layers = transformer_operators(config.decoder, {.attention = recurrence_operators});
+  const auto layers = transformer_operators(config.decoder, branches);
   append(all, stack_operators("decoder", config.decoder, target,
                               {here.decoder, !here.embeds_target, layers, /*ends=*/here.head}));
   if (!here.head) return all;

@@ -1,85 +1,31 @@
 // Models whose layers keep different things of a sequence: keys and values, values of another width, a state
 // of constant size.
-#include "teratron/testing/generation/mixers.h"
-
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "teratron/comm/host/thread_world.h"
-#include "teratron/models/gpt/gpt_config.h"
-#include "teratron/models/transformer/layer_context.h"
-#include "teratron/models/transformer/layer_stack.h"
-#include "teratron/models/transformer/transformer_layer.h"
-#include "teratron/nn/embedding.h"
 #include "teratron/pipeline/pipeline_layout.h"
 #include "teratron/testing/generation/generated_answers.h"
+#include "teratron/testing/generation/mixed_model.h"
 #include "teratron/testing/small_config.h"
 
 namespace teratron {
 namespace {
 
-enum class Kind : uint8_t { attention, wide_keys, decayed_sum };
-
-// A decoder of layers of these kinds.
-class MixedModel : public Model {
- public:
-  MixedModel(const GPTConfig& config, const std::vector<Kind>& kinds, const StageContext& part)
-      : Model(part.stage), config_(config) {
-    const Scope root(part.parameters);
-    const VocabularyOptions words{config.vocabulary, config.padded_vocabulary, config.hidden,
-                                  weight_init(config)};
-    if (part.stage.embedding || part.stage.head)
-      words_ = std::make_unique<VocabParallelEmbedding>(root / "words", words, part.parallel);
-    const LayerFactory make_layer = [&](const Scope& scope, int64_t layer) {
-      const auto mixer = [&, kind = kinds.at(layer)](const Scope& own) -> std::unique_ptr<Mixer> {
-        if (kind == Kind::wide_keys)
-          return std::make_unique<WideKeyAttention>(own, config.hidden, part.parallel);
-        return std::make_unique<DecayedSum>(own, config.hidden, part.parallel);
-      };
-      const LayerParts parts{.attention = kinds.at(layer) == Kind::attention ? nullptr : MixerFactory(mixer)};
-      return std::make_unique<TransformerLayer>(scope, config, layer, part.parallel, parts);
-    };
-    layers_ = std::make_unique<LayerStack>(root / "layers", config,
-                                           LayerRange{part.stage.first_layer, part.stage.layers},
-                                           part.parallel, make_layer);
-    if (part.stage.head) logits_.emplace(ParallelMatmul::column(words_->weight(), nullptr, part.parallel));
-  }
-
-  Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states) override {
-    const at::Tensor x_SBH = stage().embedding ? words_->forward(batch["tokens"]) : input["hidden"];
-    return {{"hidden", layers_->forward(x_SBH, layer_context(batch, config_, nullptr), states).x_SBH}};
-  }
-  std::unique_ptr<LayerStates> make_states() const override { return layers_->make_states(); }
-  at::Tensor logits(const Activations& output) override { return linear(output["hidden"], *logits_); }
-
- private:
-  GPTConfig config_;
-  std::unique_ptr<VocabParallelEmbedding> words_;
-  std::unique_ptr<LayerStack> layers_;
-  std::optional<ParallelMatmul> logits_;
-};
+using Kind = LayerKind;
 
 ModelPlan plan_of(const std::vector<Kind>& kinds) {
   GPTConfig config = small_config();
-  config.layers = std::ssize(kinds);
   config.max_positions = 48;
-  config.position = PositionEmbedding::none;
   config.init_std = 0.3;
-  return {.towers = {{"decoder", config.layers}},
-          .batch = {},
-          .channels = {{.name = "hidden", .shape = sequence_shape("tokens", config.hidden)}},
-          .vocabulary = config.vocabulary,
-          .padded_vocabulary = config.padded_vocabulary,
-          .max_positions = config.max_positions,
-          .build = [config, kinds](const StageContext& part) {
-            return std::make_unique<MixedModel>(config, kinds, part);
-          }};
+  return mixed_plan(config, kinds);
 }
 
 const std::vector<std::vector<Kind>> mixtures = {
     {Kind::decayed_sum, Kind::decayed_sum},
     {Kind::wide_keys, Kind::attention},
-    {Kind::decayed_sum, Kind::attention, Kind::wide_keys, Kind::decayed_sum}};
+    {Kind::four_norms, Kind::lone_sum},
+    {Kind::lone_sum, Kind::attention, Kind::wide_keys, Kind::decayed_sum}};
 
 // Prompts of several lengths, some of which are read in parts; sampling, several answers, beams.
 std::vector<GenerationRequest> requests() {
@@ -154,6 +100,40 @@ TEST(Mixers, RanksOfEveryLayoutGenerateTheSameTexts) {
   }
 }
 
+// On a CPU nothing is captured, but steps run ahead all the same (graphs/decode_graphs.h).
+TEST(Mixers, GraphsGiveTheTextsOfEagerSteps) {
+  for (const std::vector<Kind>& kinds :
+       {std::vector{Kind::lone_sum}, {Kind::decayed_sum, Kind::lone_sum, Kind::lone_sum}}) {
+    const OwnModel own(plan_of(kinds));
+    const auto answers = [&](bool graphs) {
+      std::vector<std::vector<int32_t>> all;
+      for (const auto& choices : answers_of(own.model, requests(), {.max_rows = 4, .graphs = graphs})) {
+        for (const GeneratedChoice& choice : choices) all.push_back(choice.tokens);
+      }
+      return all;
+    };
+    EXPECT_TRUE(own.model.whole().make_states()->decodes_from_tables());
+    EXPECT_EQ(answers(true), answers(false));
+  }
+}
+
+TEST(Mixers, LayersHaveThePartsAndNormsOfTheirLists) {
+  const OwnModel own(plan_of({Kind::lone_sum, Kind::four_norms}));
+  std::vector<std::string> norms, others;
+  for (const Parameter& parameter : own.parameters.all()) {
+    const std::string& name = parameter.name;
+    if (name.ends_with("norm.weight")) norms.push_back(name);
+    if (name.starts_with("layers.0.") && name.ends_with(".weight") && !name.ends_with("norm.weight"))
+      others.push_back(name);
+  }
+  EXPECT_EQ(norms, (std::vector<std::string>{"layers.0.norm.weight", "layers.1.input_layernorm.weight",
+                                             "layers.1.post_self_attn_layernorm.weight",
+                                             "layers.1.pre_mlp_layernorm.weight",
+                                             "layers.1.post_mlp_layernorm.weight"}));
+  EXPECT_EQ(others, (std::vector<std::string>{"layers.0.mixer.linear_in.weight",
+                                              "layers.0.mixer.linear_proj.weight"}));
+}
+
 TEST(Mixers, StateWhatTheyKeep) {
   const auto needs = [](const std::vector<Kind>& kinds) {
     return state_needs(OwnModel(plan_of(kinds)).model);
@@ -162,6 +142,8 @@ TEST(Mixers, StateWhatTheyKeep) {
   EXPECT_EQ(needs({Kind::wide_keys}).per_token, 4 * (6 + 3) * 8);
   EXPECT_EQ(needs({Kind::wide_keys}).per_sequence, 0);
   EXPECT_EQ(needs({Kind::decayed_sum}).per_token, 0);
+  EXPECT_EQ(needs({Kind::lone_sum}).per_token, 0);
+  EXPECT_EQ(needs({Kind::lone_sum}).per_sequence, 2 * 16 * 8);
   EXPECT_EQ(needs({Kind::decayed_sum, Kind::decayed_sum}).per_sequence, 2 * 2 * 16 * 8);
 }
 

@@ -26,6 +26,7 @@ struct GraphCase {
   bool documents = false;
   bool in_every_batch = true;  // documents
   Layout layout = {};
+  ModelBuilder build = nullptr;  // null: GPT's
 };
 
 struct GraphOutcome {
@@ -85,6 +86,7 @@ inline GraphOutcome run_graphs(const GraphCase& c, const GraphUse& graphs) {
   run_layout(c.layout, [&](const Mesh& mesh) {
     EngineOptions options = engine_options(c.config, c.layout, c.dtype);
     options.device = c.device;
+    if (c.build) options.model.build = c.build;
     options.precision.fp8 = c.fp8;
     options.lora = c.lora;
     options.optimizer.clip_grad = 1.0;

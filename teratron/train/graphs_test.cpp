@@ -139,6 +139,23 @@ struct OwnBatches : ModelLosses {};
 struct HookedGpt : GPT {
   using GPT::GPT;
 };
+struct HalvedGpt : HookedGpt {
+  using HookedGpt::HookedGpt;
+  at::Tensor token_losses(const Activations& output, const MicroBatch& batch) override {
+    return 0.5 * GPT::token_losses(output, batch);
+  }
+};
+struct WaitingGpt : HookedGpt {
+  using HookedGpt::HookedGpt;
+  bool never_waits() const override { return false; }
+};
+
+template <typename Derived>
+ModelBuilder builder_of(const GPTConfig& config) {
+  return [config](const StageContext& part) {
+    return std::make_unique<Derived>(part.parameters, config, part.stage, part.parallel, part.mesh);
+  };
+}
 
 TEST(Graphs, LeaveLossesOfAProgramAlone) {
   OwnLosses losses;
@@ -147,9 +164,7 @@ TEST(Graphs, LeaveLossesOfAProgramAlone) {
   EngineOptions options = engine_options(config, {}, at::kFloat);
   options.graphs_after = 1;
   options.graphs_where_host_bound = true;
-  options.model.build = [config](const StageContext& part) {
-    return std::make_unique<HookedGpt>(part.parameters, config, part.stage, part.parallel, part.mesh);
-  };
+  options.model.build = builder_of<HookedGpt>(config);
   for (TrainStep* const step : std::initializer_list<TrainStep*>{nullptr, &batches, &losses}) {
     options.step = step;
     TrainEngine engine(options, Mesh());
@@ -157,6 +172,29 @@ TEST(Graphs, LeaveLossesOfAProgramAlone) {
     run_graph_steps({.steps = steps_that_decide}, engine, outcome);
     EXPECT_EQ(outcome.graphs.empty(), step == &losses) << outcome.graphs;
   }
+}
+
+// What a run says of its graphs: nothing where the model rules them out.
+void expect_that_derived_models_keep_graphs(at::Device device, const char* said) {
+  const GraphUse by_themselves{.after = graph_warm_up, .where_host_bound = true};
+  GraphCase c{.device = device, .steps = steps_that_decide};
+  c.config.hidden_dropout = 0.1;
+  const std::vector<double> plain = run_graphs(c, {}).numbers;
+  c.build = builder_of<HookedGpt>(c.config);
+  const GraphOutcome hooked = run_graphs(c, by_themselves);
+  EXPECT_EQ(hooked.numbers, plain);
+  EXPECT_NE(hooked.graphs.find(said), std::string::npos) << hooked.graphs;
+  c.build = builder_of<HalvedGpt>(c.config);
+  expect_the_same(c, by_themselves);
+  const GraphOutcome halved = run_graphs(c, by_themselves);
+  EXPECT_NEAR(halved.numbers.front(), 0.5 * plain.front(), 1e-6 * plain.front());
+  EXPECT_NE(halved.graphs.find(said), std::string::npos) << halved.graphs;
+  c.build = builder_of<WaitingGpt>(c.config);
+  EXPECT_EQ(run_graphs(c, by_themselves).graphs, "");
+}
+
+TEST(Graphs, OfDerivedModels) {
+  expect_that_derived_models_keep_graphs(at::kCPU, "CUDA graphs");
 }
 
 TEST(Graphs, RunEagerlyWhenShapesKeepChanging) {
@@ -207,6 +245,10 @@ TEST_F(GpuGraphs, ChooseThemselves) {
   const std::string said =
       run_graphs({.device = at::kCUDA, .steps = steps_that_decide}, by_themselves).graphs;
   EXPECT_NE(said.find("micro-batches are replayed as CUDA graphs"), std::string::npos) << said;
+}
+
+TEST_F(GpuGraphs, OfDerivedModels) {
+  expect_that_derived_models_keep_graphs(at::kCUDA, "micro-batches are replayed as CUDA graphs");
 }
 
 // A few large GEMMs: the host is far ahead.

@@ -5,7 +5,7 @@
 #include "teratron/comm/collectives.h"
 #include "teratron/models/transformer/layer_context.h"
 #include "teratron/models/transformer/select_positions.h"
-#include "teratron/models/transformer/transformer_layer.h"
+#include "teratron/models/transformer/transformer_branches.h"
 
 namespace teratron {
 
@@ -57,12 +57,9 @@ Bert::Bert(const BertConfig& config, const StageContext& part)
         part.parameters.options().tensors());
   }
   const Scope encoder = root / "encoder";
-  const LayerFactory make_layer = [&](const Scope& scope, int64_t layer) {
-    return std::make_unique<TransformerLayer>(scope, config, layer, parallel_);
-  };
   layers_ = std::make_unique<LayerStack>(encoder / "layers", config,
                                          LayerRange{part.stage.first_layer, part.stage.layers}, parallel_,
-                                         make_layer);
+                                         transformer_layers(config, parallel_));
   if (!part.stage.head) return;
   final_norm_ = std::make_unique<Norm>(encoder / "final_layernorm", config.hidden, config.norm, parallel_);
   if (!config.pretraining_heads) return;

@@ -1,7 +1,7 @@
 #include "teratron/models/gpt/gpt.h"
 
 #include "teratron/models/transformer/layer_context.h"
-#include "teratron/models/transformer/transformer_layer.h"
+#include "teratron/models/transformer/transformer_branches.h"
 #include "teratron/nn/linear.h"
 #include "teratron/nn/recompute.h"
 #include "teratron/nn/vocab_parallel_cross_entropy.h"
@@ -51,13 +51,9 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
         parameters.options().tensors());
   }
   const Scope decoder = root / "decoder";
-  const LayerFactory make_layer = [&](const Scope& scope, int64_t layer) {
-    return std::make_unique<TransformerLayer>(
-        scope, config, layer, parallel,
-        LayerParts{.feed_forward = experts_factory(config, layer, parallel, mesh)});
-  };
   layers_ = std::make_unique<LayerStack>(decoder / "layers", config,
-                                         LayerRange{stage.first_layer, stage.layers}, parallel, make_layer);
+                                         LayerRange{stage.first_layer, stage.layers}, parallel,
+                                         transformer_layers(config, parallel, transformer_branches, mesh));
   if (!stage.head) return;
   final_norm_ = std::make_unique<Norm>(decoder / "final_layernorm", config.hidden, config.norm, parallel);
   if (!has_logits) return;

@@ -6,7 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "teratron/models/transformer/layer_context.h"
-#include "teratron/models/transformer/transformer_layer.h"
+#include "teratron/models/transformer/transformer_branches.h"
 #include "teratron/nn/vocab_parallel_cross_entropy.h"
 
 namespace teratron {
@@ -85,12 +85,10 @@ T5::Tower T5::make_tower(const Scope& root, const std::string& name, const Layer
         root / (name + "_relative_pos_emb") / "relative_attention_bias",
         RelativePositionBias::Options{config.relative, config.heads, weight_init(config)}, parallel_);
   }
-  const LayerFactory make_layer = [&](const Scope& scope, int64_t layer) {
-    return std::make_unique<TransformerLayer>(scope, config, layer, parallel_);
-  };
   const Scope own = root / name;
   if (layers.count > 0)
-    tower.layers = std::make_unique<LayerStack>(own / "layers", config, layers, parallel_, make_layer);
+    tower.layers = std::make_unique<LayerStack>(own / "layers", config, layers, parallel_,
+                                                transformer_layers(config, parallel_));
   if (ends)
     tower.norm = std::make_unique<Norm>(own / "final_layernorm", config.hidden, config.norm, parallel_);
   return tower;

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "teratron/base/error.h"
 #include "teratron/nn/moe/statistics.h"
 
 namespace teratron {
@@ -10,6 +11,8 @@ namespace {
 
 // Random numbers that are not dropout's come after those of all dropouts.
 constexpr uint64_t router_sites = uint64_t{1} << 48;
+// Numbers of a stack's dropouts beyond the first few of each layer.
+constexpr uint64_t many_sites = uint64_t{1} << 24;
 
 // Scaled by the number of additions to the residual stream, of which each layer makes two.
 Init output_init(const TransformerConfig& config) {
@@ -20,9 +23,13 @@ Init output_init(const TransformerConfig& config) {
 
 }  // namespace
 
-uint64_t first_dropout_site(const TransformerConfig& config, int64_t layer) {
-  const uint64_t sites_per_layer = config.cross_attention ? 8 : 4;
-  return config.first_dropout_site + sites_per_layer * static_cast<uint64_t>(layer + 1);
+// The numbers that most layers need come first, without gaps. They are fixed: a resumed run draws the masks
+// of earlier versions.
+uint64_t dropout_site(const TransformerConfig& config, int64_t layer, uint64_t number) {
+  TERATRON_ASSERT(number < sites_of_layer);
+  const uint64_t few = config.cross_attention ? 8 : 4, before = static_cast<uint64_t>(layer) + 1;
+  if (number < few) return config.first_dropout_site + few * before + number;
+  return config.first_dropout_site + many_sites + sites_of_layer * before + number;
 }
 
 AttentionLayerOptions self_attention_options(const TransformerConfig& config, int64_t layer) {
@@ -34,7 +41,7 @@ AttentionLayerOptions self_attention_options(const TransformerConfig& config, in
           .bias = config.linear_bias,
           .qkv_bias = config.linear_bias || config.qkv_bias,
           .dropout = config.attention_dropout,
-          .dropout_site = first_dropout_site(config, layer) + attention_scores,
+          .dropout_site = dropout_site(config, layer, attention_scores),
           .qkv_init = weight_init(config),
           .output_init = output_init(config),
           .qk_norm = config.qk_norm ? std::optional(config.norm) : std::nullopt,
@@ -55,7 +62,7 @@ AttentionLayerOptions cross_attention_options(const TransformerConfig& config, i
   AttentionLayerOptions options = self_attention_options(config, layer);
   options.mask = Mask::full;
   options.qkv_bias = config.linear_bias;
-  options.dropout_site = first_dropout_site(config, layer) + cross_scores;
+  options.dropout_site = dropout_site(config, layer, cross_scores);
   options.qk_norm = std::nullopt;
   options.alibi = false;
   options.distance_bias = false;
@@ -77,7 +84,7 @@ MoeOptions moe_options(const TransformerConfig& config, int64_t layer) {
   RouterOptions& router = options.router;
   router.hidden = config.hidden;
   router.init = weight_init(config);
-  router.random_site = router_sites + first_dropout_site(config, layer);
+  router.random_site = router_sites + dropout_site(config, layer, attention_scores);
   router.first_sum = config.experts.before(layer) * ExpertStatistics::columns(router.experts);
   ExpertsOptions& experts = options.experts;
   experts.hidden = config.hidden;

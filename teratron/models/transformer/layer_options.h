@@ -8,10 +8,19 @@
 
 namespace teratron {
 
-/// Dropout sites of a layer, from first_dropout_site() on. Sites are numbered through the whole model;
-/// Megatron draws from per-rank RNG states instead.
-enum DropoutSite : uint64_t { attention_scores, attention_output, mlp_output, cross_scores, cross_output };
-uint64_t first_dropout_site(const TransformerConfig& config, int64_t layer);
+/// Dropouts of a layer. Other mixers and their branches use numbers from own_sites on.
+enum DropoutSite : uint64_t {
+  attention_scores,
+  attention_output,
+  mlp_output,
+  cross_scores,
+  cross_output,
+  own_sites,
+  sites_of_layer = 256
+};
+/// The site of dropout `number` < sites_of_layer of a layer, with the configuration of its stack. Sites are
+/// numbered through the whole model; Megatron draws from per-rank RNG states instead.
+uint64_t dropout_site(const TransformerConfig& config, int64_t layer, uint64_t number);
 
 AttentionLayerOptions self_attention_options(const TransformerConfig& config, int64_t layer);
 AttentionLayerOptions cross_attention_options(const TransformerConfig& config, int64_t layer);

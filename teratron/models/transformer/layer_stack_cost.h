@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "teratron/models/transformer/transformer_branches.h"
 #include "teratron/models/transformer/transformer_layer_cost.h"
 #include "teratron/pipeline/stage_spec.h"
 
@@ -14,8 +15,9 @@ namespace teratron {
 using LayerOperators =
     std::function<std::vector<Operator>(const std::string& name, const RankBatch& batch, int64_t layer)>;
 
-/// Transformer layers, with these parts in the place of theirs.
-LayerOperators transformer_operators(const TransformerConfig& config, const PartCosts& parts = {});
+/// Layers of these branches.
+LayerOperators transformer_operators(const TransformerConfig& config,
+                                     const LayerBranches& branches = transformer_branches);
 
 /// The layers of a stack on a stage.
 struct StackPart {

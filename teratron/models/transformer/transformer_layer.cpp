@@ -1,53 +1,48 @@
 #include "teratron/models/transformer/transformer_layer.h"
 
+#include <set>
+
 #include <ATen/core/grad_mode.h>
 
-#include "teratron/models/transformer/layer_options.h"
-#include "teratron/nn/attention/attention_layer.h"
-#include "teratron/nn/mlp.h"
+#include "teratron/base/error.h"
 
 namespace teratron {
 
-MixerFactory experts_factory(const TransformerConfig& config, int64_t layer, const TensorParallel& parallel,
-                             const Mesh& mesh) {
-  if (!config.experts.in(layer)) return nullptr;
-  return [&config, layer, &parallel, &mesh](const Scope& scope) {
-    return std::make_unique<MoeLayer>(scope, moe_options(config, layer), parallel, mesh);
-  };
+namespace {
+
+// Sites of a layer come after the stack's first. Two dropouts of one site would drop the same elements.
+void check_dropout_sites(const TransformerConfig& config, const std::vector<BranchOptions>& branches) {
+  std::set<uint64_t> taken = {config.first_dropout_site};
+  for (const BranchOptions& branch : branches) {
+    TERATRON_ASSERT(
+        branch.dropout_site > config.first_dropout_site && taken.insert(branch.dropout_site).second,
+        "branch '{}' needs its own dropout_site()", branch.part);
+  }
 }
 
-TransformerLayer::TransformerLayer(const Scope& scope, const TransformerConfig& config, int64_t layer,
-                                   const TensorParallel& parallel, const LayerParts& parts)
+}  // namespace
+
+TransformerLayer::TransformerLayer(const Scope& scope, const TransformerConfig& config,
+                                   const std::vector<BranchOptions>& branches, const TensorParallel& parallel,
+                                   const Mesh& mesh)
     : hidden_dropout_(config.hidden_dropout),
       residual_after_norm_(config.residual_after_norm),
-      norm_outputs_(config.norm_outputs),
       side_by_side_(config.parallel_residual),
-      site_(first_dropout_site(config, layer)),
+      dtype_(scope.options().dtype),
       parallel_(parallel) {
-  const auto add_branch = [&](const char* norm, DropoutSite site, const auto& make_mixer) {
-    branches_.push_back({Norm(scope / norm, config.hidden, config.norm, parallel), nullptr, site_ + site});
-    branches_.back().mixer = make_mixer();
+  if (hidden_dropout_ > 0.0) check_dropout_sites(config, branches);
+  const auto norm = [&](const std::string& name) {
+    return name.empty() ? std::nullopt
+                        : std::optional(Norm(scope / name, config.hidden, config.norm, parallel));
   };
-  add_branch("input_layernorm", attention_output, [&]() -> std::unique_ptr<Mixer> {
-    const Scope own = scope / "self_attention";
-    if (parts.attention) return parts.attention(own);
-    return std::make_unique<SelfAttention>(own, self_attention_options(config, layer), parallel);
-  });
-  if (config.cross_attention) {
-    add_branch("pre_cross_attn_layernorm", cross_output, [&] {
-      return std::make_unique<CrossAttention>(scope / "cross_attention",
-                                              cross_attention_options(config, layer), parallel);
-    });
+  for (const BranchOptions& branch : branches) {
+    branches_.push_back({norm(branch.norm), norm(branch.output_norm), nullptr, branch.dropout_site});
+    branches_.back().mixer = branch.mixer(scope / branch.part, parallel, mesh);
   }
-  add_branch("pre_mlp_layernorm", mlp_output, [&]() -> std::unique_ptr<Mixer> {
-    const Scope own = scope / "mlp";
-    if (parts.feed_forward) return parts.feed_forward(own);
-    return std::make_unique<Mlp>(own, mlp_options(config), parallel);
-  });
 }
 
-// h = x, then for each branch h = h + dropout(mixer(norm(h))), or h + dropout(norm(mixer(h))). Side by side,
-// all norms read x: y = x + dropout(attention(norm(x))) + dropout(mlp(norm(x))).
+// h = x, then for each branch h = h + dropout(output_norm(mixer(norm(h)))). Side by side, all norms read x:
+// y = x + dropout(attention(norm(x))) + dropout(mlp(norm(x))).
 Hidden TransformerLayer::forward(const Hidden& x, const LayerContext& context, LayerState* state) {
   const auto* const states = static_cast<LayerStates*>(state);
   const size_t together = side_by_side_ ? branches_.size() : 1;
@@ -68,24 +63,28 @@ Hidden TransformerLayer::forward(const Hidden& x, const LayerContext& context, L
 }
 
 TransformerLayer::Input TransformerLayer::read(Branch& branch, const Hidden& h) const {
-  if (norm_outputs_) {  // in the weights' dtype; the residual may be fp32
+  if (!branch.norm) {  // in the weights' dtype; the residual may be fp32
     const at::Tensor h_SBH = apply_bias_grad(h);
-    return {h_SBH.to(branch.norm.dtype()), h_SBH};
+    return {h_SBH.to(dtype_), h_SBH};
   }
-  if (!at::GradMode::is_enabled() && !residual_after_norm_) return {branch.norm.deferred(h.x_SBH), h.x_SBH};
-  const auto [normed, residual] = branch.norm.forward_with_residual(h);
+  if (!at::GradMode::is_enabled() && !residual_after_norm_) return {branch.norm->deferred(h.x_SBH), h.x_SBH};
+  const auto [normed, residual] = branch.norm->forward_with_residual(h);
   return {normed, residual_after_norm_ ? normed.to(residual.scalar_type()) : residual};
 }
 
 Hidden TransformerLayer::add(Branch& branch, const Input& input, const LayerContext& context,
                              LayerState* state) const {
-  const DropoutArgs dropout = context.hidden_dropout(hidden_dropout_, branch.dropout_site, parallel_);
-  if (!norm_outputs_)
-    return branch.mixer->forward_add_residual(input.normed, {input.residual_SBH, dropout}, context, state);
-  const ResidualDropout nothing{.dropout = context.hidden_dropout(0.0, site_, parallel_)};
+  const auto dropout = [&](double rate) {
+    return context.hidden_dropout(rate, branch.dropout_site, parallel_);
+  };
+  if (!branch.output_norm) {
+    const ResidualDropout residual{input.residual_SBH, dropout(hidden_dropout_)};
+    return branch.mixer->forward_add_residual(input.normed, residual, context, state);
+  }
+  const ResidualDropout nothing{.dropout = dropout(0.0)};
   const Hidden mixed = branch.mixer->forward_add_residual(input.normed, nothing, context, state);
-  return {bias_dropout_add(branch.norm.forward_with_residual(mixed).normed, nullptr, input.residual_SBH,
-                           dropout)};
+  return {bias_dropout_add(branch.output_norm->forward_with_residual(mixed).normed, nullptr,
+                           input.residual_SBH, dropout(hidden_dropout_))};
 }
 
 std::unique_ptr<LayerState> TransformerLayer::make_state() const {

@@ -1,42 +1,59 @@
-// A transformer layer: branches of the residual stream, one after the other. Self-attention, in a decoder
-// cross attention to the output of an encoder (Vaswani et al. 2017), feed-forward network; pre-norm (Radford
-// et al. 2019). Optional: norms of the outputs instead of the inputs (OLMo 2), branches side by side (GPT-J,
-// GPT-NeoX), another mixer in place of attention.
+// A transformer layer: a list of branches of the residual stream, one after the other (Vaswani et al. 2017;
+// pre-norm: Radford et al. 2019) or side by side (GPT-J, GPT-NeoX). Usually they are self-attention, in a
+// decoder cross attention, and a feed-forward network (transformer_branches.h). Any list will do: a layer of
+// Mamba has one branch.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "teratron/models/transformer/config.h"
+#include "teratron/nn/cost/rank_sizes.h"
 #include "teratron/nn/mixer.h"
 #include "teratron/nn/norm.h"
 
 namespace teratron {
 
-/// Creates a part of a layer with the parameters of `scope` ("...layers.3.mlp").
-using MixerFactory = std::function<std::unique_ptr<Mixer>(const Scope& scope)>;
-/// What takes the place of self-attention or of the MLP; null: nothing does.
-struct LayerParts {
-  MixerFactory attention = nullptr;
-  MixerFactory feed_forward = nullptr;
+/// Creates a part of a layer with the parameters of `scope` ("...layers.3.mlp"). `mesh`: for a part that is
+/// sharded over other axes, too, as experts are.
+using MixerFactory = std::function<std::unique_ptr<Mixer>(const Scope& scope, const TensorParallel& parallel,
+                                                          const Mesh& mesh)>;
+/// Creates Part(scope, options..., parallel).
+template <typename Part, typename... Options>
+MixerFactory mixer_factory(const Options&... options) {
+  return [options...](const Scope& scope, const TensorParallel& parallel, const Mesh& /*mesh*/) {
+    return std::make_unique<Part>(scope, options..., parallel);
+  };
+}
+/// The operators of that part, named `name`.*.
+using MixerOperators = std::function<std::vector<Operator>(const std::string& name, const RankSizes& sizes)>;
+
+/// A branch, which makes h + dropout(output_norm(part(norm(h)))) of the residual stream h.
+struct BranchOptions {
+  // Names below the layer's; a norm without a name does not exist.
+  std::string norm = {};  // "input_layernorm"
+  std::string part = {};  // "self_attention"
+  std::string output_norm = {};
+  MixerFactory mixer = nullptr;
+  MixerOperators operators = nullptr;  // its costs; null: the planner must not ask for them
+  uint64_t dropout_site = 0;           // of dropout_site() (layer_options.h), another one for each branch
 };
-/// Makes the experts of a layer; null for a layer with an MLP. The arguments must outlive the factory.
-MixerFactory experts_factory(const TransformerConfig& config, int64_t layer, const TensorParallel& parallel,
-                             const Mesh& mesh);
 
 class TransformerLayer : public Layer {
  public:
-  /// `layer` counts from 0 through the whole stack.
-  TransformerLayer(const Scope& scope, const TransformerConfig& config, int64_t layer,
-                   const TensorParallel& parallel, const LayerParts& parts = {});
+  TransformerLayer(const Scope& scope, const TransformerConfig& config,
+                   const std::vector<BranchOptions>& branches, const TensorParallel& parallel,
+                   const Mesh& mesh = {});
   Hidden forward(const Hidden& x, const LayerContext& context, LayerState* state) override;
   /// LayerStates, one for each branch.
   std::unique_ptr<LayerState> make_state() const override;
 
  private:
   struct Branch {
-    Norm norm;
+    std::optional<Norm> norm, output_norm;
     std::unique_ptr<Mixer> mixer;
     uint64_t dropout_site;
   };
@@ -50,9 +67,8 @@ class TransformerLayer : public Layer {
 
   double hidden_dropout_;
   bool residual_after_norm_;
-  bool norm_outputs_;
   bool side_by_side_;
-  uint64_t site_;
+  at::ScalarType dtype_;  // of the weights
   TensorParallel parallel_;
   std::vector<Branch> branches_;
 };

@@ -5,8 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "teratron/comm/host/thread_world.h"
-#include "teratron/models/transformer/layer_stack.h"
-#include "teratron/models/transformer/transformer_layer.h"
+#include "teratron/models/transformer/transformer_branches.h"
 
 namespace teratron {
 namespace {
@@ -58,6 +57,7 @@ struct Case {
   bool padding = false;  // samples of several lengths
   bool plain = false;    // encoder layers of plain tensors
   bool post_layernorm_residual = false;
+  bool output_norms = false;  // besides those of inputs
   double dropout = 0.0;
   RecomputeConfig recompute = {};
 };
@@ -85,15 +85,23 @@ TransformerConfig decoder_config(const Case& c) {
   return config;
 }
 
+LayerBranches branches_of_case(const Case& c) {
+  return [c](const TransformerConfig& config, int64_t layer) {
+    std::vector<BranchOptions> branches = transformer_branches(config, layer);
+    for (BranchOptions& branch : branches) {
+      if (c.output_norms) branch.output_norm = "post_" + branch.part + "_layernorm";
+    }
+    return branches;
+  };
+}
+
 struct EncoderDecoder {
   EncoderDecoder(ParameterSet& parameters, const Case& c, const TensorParallel& parallel_)
       : parallel(parallel_),
         encoder(Scope(parameters) / "encoder" / "layers", encoder_config(c), {0, 2}, parallel_,
                 [&](const Scope& scope, int64_t layer) { return encoder_layer(scope, c, layer); }),
         decoder(Scope(parameters) / "decoder" / "layers", decoder_config(c), {0, 2}, parallel_,
-                [&](const Scope& scope, int64_t layer) {
-                  return std::make_unique<TransformerLayer>(scope, decoder_config(c), layer, parallel_);
-                }) {}
+                transformer_layers(decoder_config(c), parallel_, branches_of_case(c))) {}
 
   at::Tensor encode(const at::Tensor& source_SBH, const LayerContext& context) {
     return apply_bias_grad(encoder.forward(source_SBH, context, nullptr));
@@ -103,13 +111,10 @@ struct EncoderDecoder {
   }
   std::unique_ptr<Layer> encoder_layer(const Scope& scope, const Case& c, int64_t layer) const {
     const TransformerConfig config = encoder_config(c);
-    if (!c.plain) return std::make_unique<TransformerLayer>(scope, config, layer, parallel);
-    if (layer == 1) return std::make_unique<GatedLayer>(scope, config.hidden, parallel);
-    const MixerFactory gated = [&](const Scope& mlp) {
-      return std::make_unique<GatedFeedForward>(mlp, config.hidden, parallel);
-    };
-    return std::make_unique<TransformerLayer>(scope, config, layer, parallel,
-                                              LayerParts{.feed_forward = gated});
+    if (c.plain && layer == 1) return std::make_unique<GatedLayer>(scope, config.hidden, parallel);
+    std::vector<BranchOptions> branches = branches_of_case(c)(config, layer);
+    if (c.plain) branches.back().mixer = mixer_factory<GatedFeedForward>(config.hidden);
+    return std::make_unique<TransformerLayer>(scope, config, branches, parallel);
   }
 
   TensorParallel parallel;
@@ -175,8 +180,12 @@ class Reference {
   at::Tensor norm(const std::string& name, const at::Tensor& x) const {
     return at::layer_norm(x, {x.size(-1)}, weights_.at(name + ".weight"), weights_.at(name + ".bias"), 1e-5);
   }
-  at::Tensor residual(const at::Tensor& x, const at::Tensor& normed) const {
-    return case_.post_layernorm_residual ? normed : x;
+  // y of the part is added.
+  at::Tensor add(const std::string& part, const at::Tensor& x, const at::Tensor& normed,
+                 const at::Tensor& y) const {
+    const std::string layer = part.substr(0, part.rfind('.') + 1), name = part.substr(layer.size());
+    const at::Tensor output = case_.output_norms ? norm(layer + "post_" + name + "_layernorm", y) : y;
+    return (case_.post_layernorm_residual ? normed : x) + output;
   }
 
   // q [S, B, 4, 2], k and v [S, B, 2, 2]; hidden keys [B, Sq or 1, Sk].
@@ -196,7 +205,7 @@ class Reference {
     const at::Tensor qkv = linear(layer + "self_attention.linear_qkv", normed).unflatten(-1, {2, 4, 2});
     const at::Tensor y =
         attend(qkv.narrow(3, 0, 2).flatten(2, 3), qkv.select(3, 2), qkv.select(3, 3), hidden);
-    return residual(x, normed) + linear(layer + "self_attention.linear_proj", y);
+    return add(layer + "self_attention", x, normed, linear(layer + "self_attention.linear_proj", y));
   }
 
   at::Tensor cross_attention(const std::string& layer, const at::Tensor& x, const at::Tensor& memory,
@@ -205,15 +214,15 @@ class Reference {
     const at::Tensor q = linear(layer + "cross_attention.linear_q", normed).unflatten(-1, {4, 2});
     const at::Tensor kv = linear(layer + "cross_attention.linear_kv", memory).unflatten(-1, {2, 2, 2});
     const at::Tensor y = attend(q, kv.select(3, 0), kv.select(3, 1), hidden);
-    return residual(x, normed) + linear(layer + "cross_attention.linear_proj", y);
+    return add(layer + "cross_attention", x, normed, linear(layer + "cross_attention.linear_proj", y));
   }
 
   at::Tensor mlp(const std::string& layer, const at::Tensor& x) const {
     const at::Tensor normed = norm(layer + "pre_mlp_layernorm", x);
     if (weights_.contains(layer + "mlp.gate"))
-      return residual(x, normed) + gated(normed, weights_.at(layer + "mlp.gate"));
+      return add(layer + "mlp", x, normed, gated(normed, weights_.at(layer + "mlp.gate")));
     const std::vector<at::Tensor> gate_up = linear(layer + "mlp.linear_fc1", normed).chunk(2, -1);
-    return residual(x, normed) + linear(layer + "mlp.linear_fc2", at::silu(gate_up[0]) * gate_up[1]);
+    return add(layer + "mlp", x, normed, linear(layer + "mlp.linear_fc2", at::silu(gate_up[0]) * gate_up[1]));
   }
 
   at::Tensor encoder_layer(const std::string& layer, const at::Tensor& x, const at::Tensor& hidden) const {
@@ -316,10 +325,11 @@ std::vector<Case> layouts() {
 
 TEST(EncoderDecoder, MatchesPlainAttention) {
   for (Case c : layouts()) {
-    for (const int options : {0, 1, 2, 3}) {
+    for (const int options : {0, 1, 2, 3, 4}) {
       c.padding = options == 1;
       c.plain = options == 2;
       c.post_layernorm_residual = options == 3;
+      c.output_norms = options == 4;
       expect_equal(c, expected_of(c));
     }
   }

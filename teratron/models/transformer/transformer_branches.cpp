@@ -1,0 +1,81 @@
+#include "teratron/models/transformer/transformer_branches.h"
+
+#include "teratron/nn/attention/attention_cost.h"
+#include "teratron/nn/cost/mlp_cost.h"
+#include "teratron/nn/mlp.h"
+#include "teratron/nn/moe/moe_cost.h"
+
+namespace teratron {
+
+namespace {
+
+// The norm keeps its name where it normalizes the output.
+BranchOptions branch_of(const TransformerConfig& config, const char* norm, const char* part) {
+  BranchOptions branch{.part = part};
+  (config.norm_outputs ? branch.output_norm : branch.norm) = norm;
+  return branch;
+}
+
+template <typename Options>
+MixerOperators mixer_operators(std::vector<Operator> (*operators)(const std::string&, const Options&,
+                                                                  const RankSizes&),
+                               const Options& options) {
+  return [=](const std::string& name, const RankSizes& sizes) { return operators(name, options, sizes); };
+}
+
+std::vector<Operator> mlp_operators(const std::string& name, const MlpOptions& options,
+                                    const RankSizes& sizes) {
+  return {mlp_operator(name, options, sizes)};
+}
+
+}  // namespace
+
+BranchOptions self_attention_branch(const TransformerConfig& config, int64_t layer) {
+  const AttentionLayerOptions options = self_attention_options(config, layer);
+  BranchOptions branch = branch_of(config, "input_layernorm", "self_attention");
+  branch.mixer = mixer_factory<SelfAttention>(options);
+  branch.operators = mixer_operators(self_attention_operators, options);
+  branch.dropout_site = dropout_site(config, layer, attention_output);
+  return branch;
+}
+
+BranchOptions cross_attention_branch(const TransformerConfig& config, int64_t layer) {
+  const AttentionLayerOptions options = cross_attention_options(config, layer);
+  BranchOptions branch = branch_of(config, "pre_cross_attn_layernorm", "cross_attention");
+  branch.mixer = mixer_factory<CrossAttention>(options);
+  branch.operators = mixer_operators(cross_attention_operators, options);
+  branch.dropout_site = dropout_site(config, layer, cross_output);
+  return branch;
+}
+
+BranchOptions feed_forward_branch(const TransformerConfig& config, int64_t layer) {
+  BranchOptions branch = branch_of(config, "pre_mlp_layernorm", "mlp");
+  branch.dropout_site = dropout_site(config, layer, mlp_output);
+  if (config.experts.in(layer)) {
+    const MoeOptions options = moe_options(config, layer);
+    branch.mixer = [options](const Scope& scope, const TensorParallel& parallel, const Mesh& mesh) {
+      return std::make_unique<MoeLayer>(scope, options, parallel, mesh);
+    };
+    branch.operators = mixer_operators(moe_operators, options);
+    return branch;
+  }
+  branch.mixer = mixer_factory<Mlp>(mlp_options(config));
+  branch.operators = mixer_operators(mlp_operators, mlp_options(config));
+  return branch;
+}
+
+std::vector<BranchOptions> transformer_branches(const TransformerConfig& config, int64_t layer) {
+  std::vector<BranchOptions> branches = {self_attention_branch(config, layer)};
+  if (config.cross_attention) branches.push_back(cross_attention_branch(config, layer));
+  branches.push_back(feed_forward_branch(config, layer));
+  return branches;
+}
+
+LayerFactory transformer_layers(const TransformerConfig& config, const TensorParallel& parallel,
+                                const LayerBranches& branches, const Mesh& mesh) {
+  return [=](const Scope& scope, int64_t layer) {
+    return std::make_unique<TransformerLayer>(scope, config, branches(config, layer), parallel, mesh);
+  };
+}
+
+}  // namespace teratron
