@@ -38,7 +38,7 @@ SavedModel saved_model(const CheckpointInfo& info, const Arguments& args) {
 
 // The shapes of the shards are derived from these.
 void check_divisible(const Arguments& args, int64_t ranks) {
-  const int64_t heads = args.num_attention_heads.value(), groups = query_groups(args);
+  const int64_t heads = args.num_attention_heads.value_or(0), groups = query_groups(args);
   const int64_t ffn = args.ffn_hidden_size.value();
   if (groups % ranks == 0 && heads % ranks == 0 && ffn % ranks == 0) return;
   throw config_error(

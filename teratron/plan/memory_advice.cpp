@@ -23,8 +23,9 @@ bool divides(int64_t part, const std::optional<int64_t>& whole) {
 std::vector<Change> larger_parallel_sizes(const Arguments& a) {
   const int64_t tp = 2 * a.tensor_model_parallel_size, pp = 2 * a.pipeline_model_parallel_size;
   std::vector<Change> changes;
-  if (divides(tp, a.num_attention_heads) && (!a.group_query_attention || divides(tp, a.num_query_groups)) &&
-      divides(tp, a.ffn_hidden_size) && (!a.padded_vocab_size || divides(tp, a.padded_vocab_size))) {
+  if ((!a.num_attention_heads || divides(tp, a.num_attention_heads)) &&
+      (!a.group_query_attention || divides(tp, a.num_query_groups)) && divides(tp, a.ffn_hidden_size) &&
+      (!a.padded_vocab_size || divides(tp, a.padded_vocab_size))) {
     changes.push_back({fmt::format("--tensor-model-parallel-size {}", tp), "with twice the ranks",
                        [tp](Arguments& x) { x.tensor_model_parallel_size = tp; }});
   }

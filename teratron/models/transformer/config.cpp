@@ -141,13 +141,13 @@ int64_t ExpertsConfig::before(int64_t layer) const {
 }
 
 TransformerConfig transformer_config(const Arguments& args) {
-  const int64_t heads = args.num_attention_heads.value();
+  const int64_t heads = args.num_attention_heads.value_or(0);
   return {.layers = args.num_layers.value(),
           .hidden = args.hidden_size.value(),
           .ffn_hidden = args.ffn_hidden_size.value(),
           .heads = heads,
           .query_groups = args.group_query_attention ? args.num_query_groups : heads,
-          .kv_channels = args.kv_channels.value(),
+          .kv_channels = args.kv_channels.value_or(0),
           .position = position_embedding(args),
           .rope = rotary_config(args),
           .relative = {.buckets = args.relative_attention_num_buckets,

@@ -57,7 +57,7 @@ struct TransformerConfig {
   int64_t layers = 0;
   int64_t hidden = 0;
   int64_t ffn_hidden = 0;
-  int64_t heads = 0;
+  int64_t heads = 0;             // 0: no layer has attention
   int64_t query_groups = 0;      // key/value heads; = heads without grouped queries
   int64_t kv_channels = 0;       // width of a head
   Mask mask = Mask::causal;      // of self-attention

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include "teratron/settings/arguments.h"
+
 namespace teratron {
 namespace {
 
@@ -28,6 +30,17 @@ TEST(DropoutSites, KeepTheirNumbers) {
   EXPECT_EQ(dropout_site(encoder, 2, mlp_output), 14U);
   EXPECT_EQ(dropout_site(decoder, 1, attention_scores), 1016U);
   EXPECT_EQ(dropout_site(decoder, 1, cross_output), 1020U);
+}
+
+TEST(TransformerConfig, NeedsNoHeadsWhereNoLayerHasAttention) {
+  Arguments args;
+  args.num_layers = 2;
+  args.hidden_size = 8;
+  args.ffn_hidden_size = 16;
+  const TransformerConfig config = transformer_config(args);
+  EXPECT_EQ(config.heads, 0);
+  EXPECT_EQ(config.query_groups, 0);
+  EXPECT_EQ(query_groups(args), 0);
 }
 
 }  // namespace

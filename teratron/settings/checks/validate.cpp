@@ -148,7 +148,7 @@ void validate_arguments(ParsedArguments& parsed, int64_t world_size, const Valid
 }
 
 int64_t query_groups(const Arguments& args) {
-  return args.group_query_attention ? args.num_query_groups : args.num_attention_heads.value();
+  return args.group_query_attention ? args.num_query_groups : args.num_attention_heads.value_or(0);
 }
 
 int64_t padded_vocab_size(const Arguments& args, int64_t vocab_size) {
