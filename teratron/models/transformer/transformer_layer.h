@@ -1,7 +1,7 @@
-// A transformer layer: a list of branches of the residual stream, one after the other (Vaswani et al. 2017;
-// pre-norm: Radford et al. 2019) or side by side (GPT-J, GPT-NeoX). Usually they are self-attention, in a
-// decoder cross attention, and a feed-forward network (transformer_branches.h). Any list will do: a layer of
-// Mamba has one branch.
+// A transformer layer: a list of branches of the residual stream, one after the other (Vaswani et al. 2017)
+// or side by side (GPT-J, GPT-NeoX). A branch normalizes its input (pre-norm, Radford et al. 2019), its
+// output (OLMo 2) or both (Gemma 2). Usually there are self-attention, in a decoder cross attention, and a
+// feed-forward network (transformer_branches.h). Any list will do: a layer of Mamba has one branch.
 #pragma once
 
 #include <functional>
