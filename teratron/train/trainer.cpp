@@ -120,6 +120,7 @@ bool Trainer::load() {
   const Start start = load_start(*checkpointed_, finetuning_);
   if (!start.resumed) return start.has_weights;
   state_.load(start.resumed->state, schedule_rule(args_));
+  loaded_iteration_ = state_.iteration;
   train_iters_ = planned_iters();
   size_data();
   if (args_.no_load_optim) state_.optimizer_steps = 0;
