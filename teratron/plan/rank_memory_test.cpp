@@ -1,8 +1,12 @@
 #include "teratron/plan/rank_memory.h"
 
 #include <algorithm>
+#include <mutex>
 #include <ranges>
 
+#include "teratron/comm/host/thread_world.h"
+#include "teratron/optim/matrix_rule.h"
+#include "teratron/optim/optimizer.h"
 #include "teratron/plan/flops.h"
 #include "teratron/settings/optimizer_rules.h"
 #include "teratron/testing/validation.h"
@@ -52,6 +56,61 @@ TEST(RankMemory, FollowsTheOptimizerRule) {
     EXPECT_EQ(memory.optimizer / static_cast<double>(memory.parameters), state_bytes(*rules[0].rule)) << name;
   }
   EXPECT_EQ(memory_of({"--optimizer", "sgd", "--sgd-momentum", "0"}).optimizer, 0.0);
+}
+
+/// Keeps a sum of the gradients of whole matrices.
+class GradientSums : public MatrixRule {
+ public:
+  std::vector<RuleState> states() const override { return {{.name = "sum"}}; }
+
+ protected:
+  Update update(const Matrix& matrix) const override {
+    return {.direction = at::zeros_like(matrix.grad), .states = {matrix.states[0] + matrix.grad}};
+  }
+};
+
+/// The bytes that the fullest of the ranks allocates with the distributed optimizer.
+RankMemory allocated(const Arguments& args, int64_t ranks, const OptimizerRules& rules) {
+  RankMemory most;
+  std::mutex mutex;
+  run_ranks({.dp = ranks}, [&](const Mesh& mesh) {
+    ParameterSet set({.dtype = at::kFloat, .seed = 1});
+    const ModelPlan plan = planned_model(args);
+    const StageSpec stage{.layers = plan.layers()};
+    const auto model = plan.build({set, stage, TensorParallel{}, mesh});
+    ParamAndGradBuffers buffers(set, mesh, {.sharded = true, .bucket_size = *args.ddp_bucket_size}, {},
+                                rules);
+    const Optimizer optimizer(buffers, mesh, {});
+    RankMemory own{.optimizer = static_cast<double>(optimizer.state_bytes())};
+    for (const ParamAndGradBuffer& buffer : buffers) {
+      own.weights += static_cast<double>(buffer.parameters().nbytes());
+      own.gradients += static_cast<double>(buffer.gradients().nbytes());
+    }
+    const std::lock_guard lock(mutex);
+    most = {.weights = std::max(most.weights, own.weights),
+            .gradients = std::max(most.gradients, own.gradients),
+            .optimizer = std::max(most.optimizer, own.optimizer)};
+  });
+  return most;
+}
+
+TEST(RankMemory, CountsThePaddingOfWholeMatrices) {
+  const OptimizerRules rules = {{std::make_shared<GradientSums>()}};
+  for (const int64_t ranks : {1, 3, 4}) {
+    for (const std::string bucket : {"1000", "30000", "1000000"}) {
+      const Arguments args =
+          validated({"--use-distributed-optimizer", "--ddp-bucket-size", bucket, "--global-batch-size", "24"},
+                    ranks)
+              .args;
+      const RankMemory planned = rank_memory(args, planned_model(args), 0, rules);
+      const RankMemory real = allocated(args, ranks, rules);
+      const std::string name = fmt::format("{} ranks, buckets of {}", ranks, bucket);
+      EXPECT_EQ(planned.weights, real.weights) << name;
+      EXPECT_EQ(planned.gradients, real.gradients) << name;
+      EXPECT_EQ(planned.optimizer, real.optimizer) << name;
+      EXPECT_EQ(planned.weights > 4.0 * static_cast<double>(planned.parameters), ranks > 1) << name;
+    }
+  }
 }
 
 /// Two windows of 64 MiB where a rank's part of a bucket has at least 1 MiB.
