@@ -133,12 +133,13 @@ void run_rank(const ParsedArguments& parsed, const LogitsOptions& options, const
                         .where = "--output-bert-embeddings",
                         .fix = "Give --input a safetensors file with tokens and padding_mask"});
   }
-  if (const auto& inputs = loaded.model.inference.inputs;
-      !inputs.empty() && inputs.front().name != "tokens") {
-    throw config_error(
-        {.what = fmt::format("the model takes {} and more, not one sequence", inputs.front().name),
-         .where = "--input",
-         .fix = "Give a safetensors file with the tensors of the model"});
+  const std::optional<SourceOptions>& source = loaded.model.source;
+  const auto& inputs = loaded.model.inference.inputs;
+  if (source || (!inputs.empty() && inputs.front().name != loaded.model.text.tokens)) {
+    throw config_error({.what = fmt::format("the model takes {} and more, not one sequence",
+                                            source ? source->tokens : inputs.front().name),
+                        .where = "--input",
+                        .fix = "Give a safetensors file with the tensors of the model"});
   }
   const auto sequences = read_sequences(options.input, loaded.model);
   if (mesh.rank() == 0) {

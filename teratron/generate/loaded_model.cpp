@@ -3,6 +3,7 @@
 #include <optional>
 #include <utility>
 
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "teratron/generate/model_ranks.h"
@@ -128,6 +129,19 @@ void check_context_parallel_model(Arguments& args, const Family& family, const M
   family.check(args, validation.problems);
   if (!validation.problems.empty()) throw UserError(ExitCode::config, std::move(validation.problems));
 }
+[[noreturn]] void reject_family(const Family& family, std::span<const Family> more,
+                                const std::filesystem::path& checkpoint) {
+  std::vector<std::string_view> others;
+  for (const std::span<const Family> list : {more, families()}) {
+    for (const Family& other : list) {
+      if (other.generates) others.push_back(other.name);
+    }
+  }
+  throw config_error({.what = fmt::format("models of family {} do not generate text", family.name),
+                      .where = checkpoint.string(),
+                      .fix = fmt::format("Use a model of one of {}", fmt::join(others, ", "))});
+}
+
 
 InferencePipeline pipeline_of(const Arguments& args, const ModelPlan& plan, const Mesh& mesh) {
   const Group& group = mesh.group(Axis::pp);
@@ -228,14 +242,11 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
   check_divisible(loaded.args);
   loaded.parameters = std::make_unique<ParameterSet>(
       ParameterSet::Options{.dtype = options.dtype, .device = options.device, .seed = 0});
-  const Family& family = find_saved_family(saved.family);
+  const Family& family = find_saved_family(saved.family, options.families);
+  if (options.generates && !family.generates) reject_family(family, options.families, loaded.checkpoint.path);
+  read_family_settings(family, loaded.checkpoint.config, loaded.checkpoint.path.string());
   check_context_parallel_model(loaded.args, family, mesh);
   const ModelPlan plan = family.plan(loaded.args, saved.vocabulary);
-  if (options.generates && !plan.generates) {
-    throw config_error({.what = fmt::format("models of family {} do not generate text", saved.family),
-                        .where = loaded.checkpoint.path.string(),
-                        .fix = "Use a GPT or T5"});
-  }
   loaded.model = language_model(plan, *loaded.parameters, inference_ranks(loaded.args, plan, mesh));
   loaded.model.context_parallel = mesh.group(Axis::cp);
   load_all(given.args, *loaded.parameters, files, world);

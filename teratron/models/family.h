@@ -51,6 +51,7 @@ struct Family {
   /// From which checkpoints besides its own it is finetuned.
   Finetuning finetunes = {};
   bool learns_conversations = false;  // with --sft, as `teratron finetune NAME` trains it
+  bool generates = true;              // text, token by token; false: attention is not causal
   /// A head on its model, trained on labelled texts by `teratron finetune NAME --task`; null: none.
   Family (*classifier)() = nullptr;
 };

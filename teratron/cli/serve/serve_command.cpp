@@ -101,8 +101,8 @@ void serve_rank(const ParsedArguments& parsed, const Mesh& mesh, DrainSignals& s
     server.emplace(http_options(args, metrics));
     port = server->bind();
   }
-  const GenerateJob job = load_generate_job(parsed, mesh, true);
-  if (job.reader.encodes) {
+  const GenerateJob job = load_generate_job(parsed, mesh, true, registry.families);
+  if (job.reader.has_source) {
     throw config_error({.what = "the server's prompts are those of a decoder, but the model has an encoder",
                         .where = "--load",
                         .fix = "Use a GPT, or `teratron generate` for this model"});

@@ -64,7 +64,7 @@ void evaluate_lines(const ParsedArguments& parsed, const Mesh& mesh) {
                                              .max_positions = model.max_positions,
                                              .max_rows = args.inference_max_requests.value_or(16),
                                              .has_tokenizer = true,
-                                             .encodes = model.encodes}});
+                                             .has_source = model.source.has_value()}});
   const RequestList requests{.size = static_cast<int64_t>(data.requests.size()),
                              .get = [&](int64_t i) { return data.requests.at(i); }};
   const ReplicatedModel replicated = replicated_model(job);
