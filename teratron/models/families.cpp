@@ -22,7 +22,14 @@ std::span<const Family> families() {
 
 Program training_of(const Family& family) {
   Program program = family.settings;
-  program.names.insert(program.names.begin(), std::string(family.name));
+  ProgramNames all = {std::string(family.name)};
+  for (const Family& each : families()) all.emplace_back(each.name);
+  if (std::ranges::find_first_of(all, program.names) == all.end()) {
+    program.names = std::move(all);
+    program.names.emplace_back("training");
+  } else {
+    program.names.insert(program.names.begin(), all.front());
+  }
   return program;
 }
 

@@ -38,7 +38,8 @@ struct Family {
   std::string_view summary;  // one line for --help
   /// Flags of a program's family (custom_field); those of a built-in family are rows of its flags.def.
   std::vector<Field> fields = {};
-  /// Its settings. `names`: beside "training" the families whose rows of arguments.def are its flags too.
+  /// Its settings. `names`: beside "training" the families, itself included, whose rows of arguments.def are
+  /// its flags. If it names none, those of all families are, as nobody knows which it reads.
   Program settings = {};
   /// Defaults of a program's family for settings of the table; the program's (Registry) come before them.
   std::vector<ArgsDefault> args_defaults = {};
