@@ -9,7 +9,6 @@
 #include "teratron/generate/model_ranks.h"
 #include "teratron/hf/hf_checkpoint.h"
 #include "teratron/hf/peft.h"
-#include "teratron/models/family.h"
 #include "teratron/models/family_formats.h"
 #include "teratron/models/weights.h"
 #include "teratron/settings/checkpoint_args.h"
@@ -126,9 +125,10 @@ void check_context_parallel_model(Arguments& args, const Family& family, const M
   std::vector<std::string> notices;
   Validation validation{args, sources, notices};
   check_context_parallel(validation);
-  family.check(args, validation.problems);
+  if (family.check) family.check(args, validation.problems);
   if (!validation.problems.empty()) throw UserError(ExitCode::config, std::move(validation.problems));
 }
+
 [[noreturn]] void reject_family(const Family& family, std::span<const Family> more,
                                 const std::filesystem::path& checkpoint) {
   std::vector<std::string_view> others;
@@ -141,7 +141,6 @@ void check_context_parallel_model(Arguments& args, const Family& family, const M
                       .where = checkpoint.string(),
                       .fix = fmt::format("Use a model of one of {}", fmt::join(others, ", "))});
 }
-
 
 InferencePipeline pipeline_of(const Arguments& args, const ModelPlan& plan, const Mesh& mesh) {
   const Group& group = mesh.group(Axis::pp);

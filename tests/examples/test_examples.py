@@ -170,6 +170,11 @@ def test_own_model(built, tmp_path):
     assert len(texts) == 20 and len({len(text.split()) for text in texts}) > 4, "they end one after the other"
     for request, text in list(zip(map(json.loads, sources.read_text().splitlines()), texts))[::3]:
         assert text.split() == list(map(str, reversed(request["encoder_tokens"])))[:len(text.split())]
+    answers = tmp_path / "answers.jsonl"
+    for ranks, layout in (1, []), (4, ["--pp", "2"]):
+        run(program, "launch", "--nproc-per-node", ranks, "--backend", "threads", "--log-dir", tmp_path / "logs", "--", "generate",
+            "--load", tmp_path / "learned", *layout, "--device", "cpu", "--input", sources, "--output", answers)
+        assert [json.loads(line)["text"] for line in answers.read_text().splitlines()] == texts, "with the checkpoint's own flags"
     run(program, "launch", "--nproc-per-node", "8", "--backend", "threads", "--log-dir", tmp_path / "logs", "--", "pretrain",
         "reverse", *flags, "--tp", "2", "--pp", "2", "--micro-batch-size", "1", "--train-iters", "401", "--lr", "1e-9",
         "--load", tmp_path / "learned", "--save", tmp_path / "eight", "--override-opt-param-scheduler",

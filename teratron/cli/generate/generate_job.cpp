@@ -48,14 +48,17 @@ RequestReader request_reader(const Arguments& args, const Tokenizer* tokenizer, 
 
 }  // namespace
 
-GenerateJob load_generate_job(const ParsedArguments& parsed, const Mesh& mesh, bool needs_tokenizer) {
-  GenerateJob job{
-      .mesh = mesh,
-      .loaded = load_for_inference(
-          parsed,
-          {.dtype = model_dtype(parsed.args), .device = choose_device(parsed.args), .generates = true}, mesh),
-      .tokenizer = nullptr,
-      .reader = {}};
+GenerateJob load_generate_job(const ParsedArguments& parsed, const Mesh& mesh, bool needs_tokenizer,
+                              std::span<const Family> families) {
+  GenerateJob job{.mesh = mesh,
+                  .loaded = load_for_inference(parsed,
+                                               {.dtype = model_dtype(parsed.args),
+                                                .device = choose_device(parsed.args),
+                                                .generates = true,
+                                                .families = families},
+                                               mesh),
+                  .tokenizer = nullptr,
+                  .reader = {}};
   std::string problem;
   try {
     job.tokenizer = build_tokenizer(tokenizer_options(job.args()));
