@@ -300,6 +300,33 @@ TEST(RankMemory, AdvisesWhatHelpsMost) {
   EXPECT_TRUE(sizes.at(1).starts_with("--pipeline-model-parallel-size 2: ")) << sizes.at(1);
 }
 
+/// What a family's own check allows is advised, whatever its settings are.
+TEST(RankMemory, AdvisesFamiliesOfOtherSettings) {
+  const Family own{.name = "own",
+                   .check =
+                       [](const Arguments& a, std::vector<Problem>& problems) {
+                         if (a.tensor_model_parallel_size > 2)
+                           problems.push_back({"it has two parts", "--tensor-model-parallel-size", "Use 2"});
+                       },
+                   .plan =
+                       [](Arguments a, int64_t vocabulary) {
+                         a.num_attention_heads = 8;
+                         a.ffn_hidden_size = 2048;
+                         return gpt().plan(a, vocabulary);
+                       }};
+  Arguments args = validated({"--hidden-size", "512", "--micro-batch-size", "1", "--bf16"}).args;
+  args.num_attention_heads.reset();
+  args.ffn_hidden_size.reset();
+  const auto advises = [&](const std::string& flags) {
+    return std::ranges::any_of(memory_advice(own, args),
+                               [&](const std::string& line) { return line.starts_with(flags + ": "); });
+  };
+  EXPECT_TRUE(advises("--tensor-model-parallel-size 2"));
+  args.tensor_model_parallel_size = 2;
+  EXPECT_FALSE(advises("--tensor-model-parallel-size 4"));
+  EXPECT_TRUE(advises("--pipeline-model-parallel-size 2"));
+}
+
 // The number of GiB in the text is that of a run with the flags.
 TEST(RankMemory, AdviceStatesItsEffect) {
   const Args flags = {"--micro-batch-size", "64", "--vocab-size", "50000"};

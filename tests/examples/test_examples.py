@@ -137,6 +137,14 @@ def test_custom_model(built, tmp_path):
     resumed = run(program, "pretrain", "average", *TINY, "--load", tmp_path / "run", "--ckpt-step", "10")
     assert "at iteration 10" in resumed and losses(resumed) == losses(alone)[2:]
     run(program, "pretrain", "average", *TINY, "--reset-attention-mask", code=2)
+    (tmp_path / "ids").write_text("1 2 3 4 5\n1 2 3\n")
+    run(program, "logits", "--load", tmp_path / "run", "--input", tmp_path / "ids", "--output", tmp_path / "logits")
+    five, three = (load_file(tmp_path / "logits")[f"logits.{line}"] for line in (0, 1))
+    assert five.shape == (5, 31) and five[:3].allclose(three, atol=1e-5) and not five[0].allclose(five[1], atol=1e-5)
+    refused = run_all(program, "generate", "--load", tmp_path / "run", "--prompt", "1", code=2).stderr
+    assert "models of family average do not generate text" in refused and "one of gpt, t5" in refused
+    unknown = run_all(BINARY, "logits", "--load", tmp_path / "run", "--input", tmp_path / "ids", "--output", tmp_path / "x", code=2)
+    assert "'average' is not a known model" in unknown.stderr, "it is the program's"
     families = run(program, "pretrain", "--help")
     assert "average" in families and "gpt" in families, "the program's own families and those of teratron"
 
