@@ -180,11 +180,13 @@ double gradient_window_memory(const Arguments& a, double trainable) {
 /// Windows of sequence parallelism. Backward pushes input gradients. A row layer that is not in FP8 pushes
 /// its output while it computes it, into a window of the whole output's size. The window is kept, one for
 /// each length of sequences.
-double sequence_window_memory(const Arguments& a) {
-  if (!tensor_parallel(a).sequence_parallel || !a.seq_length || !a.hidden_size) return 0.0;
+double sequence_window_memory(const Arguments& a, const ModelPlan& model) {
+  if (!tensor_parallel(a).sequence_parallel || !a.hidden_size) return 0.0;
   const double element = a.bf16 || a.fp16 ? 2.0 : 4.0;
-  std::set<int64_t> lengths = {*a.seq_length};
-  if (a.decoder_seq_length) lengths.insert(*a.decoder_seq_length);
+  std::set<int64_t> lengths;
+  for (const Column& column : model.batch) {
+    if (column.kind == Column::Kind::sequence) lengths.insert(column.shape.at(0));
+  }
   double received = 0.0;
   for (const int64_t length : lengths) {
     const double output = element * static_cast<double>(*a.micro_batch_size * *a.hidden_size * length) /
@@ -222,7 +224,7 @@ RankMemory rank_memory(const Arguments& a, const ModelPlan& model, int64_t stage
                     .optimizer = optimizer_bytes(a, counts, rules)};
   const int64_t in_flight = activations_by_formula(stage, schedule_shape(a, layout, *a.num_micro_batches));
   if (model.operators) add_activations(memory, model, a, chunks, static_cast<double>(in_flight));
-  memory.temporary += gradient_window_memory(a, trainable) + sequence_window_memory(a);
+  memory.temporary += gradient_window_memory(a, trainable) + sequence_window_memory(a, model);
   return memory;
 }
 
