@@ -148,6 +148,7 @@ teratron::Family average_family() {
   family.name = "average";
   family.summary = "a language model that averages instead of attending";
   family.check = check;
+  family.generates = false;  // its layers keep nothing of the tokens before
   family.plan = [gpt = family.plan](const teratron::Arguments& args, int64_t vocabulary) {
     teratron::ModelPlan plan = gpt(args, vocabulary);
     const GPTConfig config = teratron::gpt_config(args, vocabulary);

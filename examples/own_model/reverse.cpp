@@ -278,11 +278,12 @@ ModelPlan make_plan(const ReverseSettings& settings, const Arguments& args, int6
   ModelPlan plan = language_model_plan(config.decoder, "decoder",
                                        make_schema(settings.source_length, args.seq_length.value_or(0)));
   plan.towers = {{"encoder", config.encoder.layers}, {"decoder", config.decoder.layers}};
-  plan.channels = {{.name = "source", .shape = source, .crosses = before, .needs_column = "encoder_index"},
-                   {.name = "memory", .shape = source, .crosses = from, .needs_column = "encoder_index"},
+  plan.channels = {{.name = "source", .shape = source, .crosses = before, .of_source = true},
+                   {.name = "memory", .shape = source, .crosses = from, .of_source = true},
                    {.name = "hidden", .shape = target, .crosses = after}};
   plan.losses = {"lm loss", "kind loss"};
-  plan.encodes = true;
+  plan.text = {.tokens = "decoder_tokens", .index = "decoder_index"};
+  plan.source = SourceOptions{.tokens = "encoder_tokens", .index = "encoder_index"};
   plan.build = [config](const StageContext& part) { return std::make_unique<Reverser>(config, part); };
   plan.operators = std::bind_front(stage_operators, config);
   if (stages > 1) plan.split = PipelineSplit{end, stages / 2};

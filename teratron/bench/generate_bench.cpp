@@ -61,10 +61,10 @@ void submit_batch(const LanguageModel& model, Engine& engine, const GenerateBenc
     };
     GenerationRequest request{
         .max_new_tokens = options.new_tokens, .sampling = {.top_k = 1}, .on_token = count};
-    std::vector<int32_t>& tokens = model.encodes ? request.encoder_tokens : request.prompt;
+    std::vector<int32_t>& tokens = model.source ? request.source : request.prompt;
     for (int64_t i = 0; i < options.prompt; ++i)
       tokens.push_back(static_cast<int32_t>(random() % model.vocabulary));
-    if (model.encodes) request.prompt = {0};
+    if (model.source) request.prompt = {0};
     engine.submit(request);
   }
 }
@@ -111,7 +111,7 @@ void profile(const LanguageModel& model, Engine& engine, const GenerateBenchOpti
 
 // Micro-batches of as many tokens as the engine reads in a step, the best of three.
 double forward_rate(const LanguageModel& model, const GenerateBenchOptions& options) {
-  if (model.encodes || model.pipeline.group.size > 1) return 0.0;
+  if (model.source || model.pipeline.group.size > 1) return 0.0;
   const at::NoGradGuard no_grad;
   constexpr int64_t tokens_at_once = 4096;
   const int64_t rows = std::clamp<int64_t>(tokens_at_once / options.prompt, 1, options.batch);
@@ -174,7 +174,7 @@ GenerateBenchResult bench_generate(const Arguments& given, const GenerateBenchOp
   const LanguageModel model = language_model(plan, parameters, inference_ranks(args, plan, mesh));
   Engine engine(model,
                 {.max_rows = options.batch,
-                 .longest = options.new_tokens + (model.encodes ? 1 : options.prompt),
+                 .longest = options.new_tokens + (model.source ? 1 : options.prompt),
                  .longest_source = options.prompt,
                  .graphs = options.graphs},
                 *mesh.world().communicator);

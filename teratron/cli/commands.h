@@ -57,12 +57,12 @@ int env_command(std::span<const std::string> args);
 
 /// eval --load DIR --data FILE.jsonl [--json OUT] [--predictions FILE]: scores continuations, choices and
 /// generated answers (tasks/eval/eval_samples.h). All ranks that the model does not need are replicas.
-int eval_command(std::span<const std::string> args);
+int eval_command(std::span<const std::string> args, const Registry& registry);
 
 /// generate: continues the texts of --prompt, of the lines of --sample-input-file, or of the lines of stdin.
 /// Model and tokenizer come from the checkpoint unless flags override them. With --run-dir the texts are
 /// added to that run's metrics.jsonl and report.html.
-int generate_command(std::span<const std::string> args);
+int generate_command(std::span<const std::string> args, const Registry& registry);
 
 /// launch FLAGS... -- COMMAND...: starts the ranks of a job. Returns its exit code if all ranks succeed (0,
 /// or 75 after a save on a signal); otherwise throws a Fault with the exit code of the rank that failed
@@ -72,7 +72,7 @@ int launch_command(std::span<const std::string> args);
 /// logits --load DIR --input ids.txt --output out.safetensors: runs the model, in fp32 regardless of the
 /// checkpoint's dtype, over the token ids of each line of --input (separated by blanks or commas). Writes
 /// fp32 logits, one tensor "logits.<line>" [tokens, vocabulary] per line, counted from 0.
-int logits_command(std::span<const std::string> args);
+int logits_command(std::span<const std::string> args, const Registry& registry);
 
 /// merge: concatenates indexed datasets. --input FOLDER (all its datasets, by name) or PREFIX... (in order),
 /// --output-prefix PREFIX.
@@ -101,7 +101,7 @@ int pretrain_command(std::span<const std::string> args, const Registry& registry
 /// serve --load DIR [--host 127.0.0.1] [--port 5000]: answers HTTP requests with a model: Megatron-LM's and
 /// OpenAI's interfaces, and a page (serve/routes.h). SIGTERM lets the answers in progress end, a second one
 /// ends at once.
-int serve_command(std::span<const std::string> args);
+int serve_command(std::span<const std::string> args, const Registry& registry);
 
 /// tasks --task WIKITEXT103 | LAMBADA: evaluates a GPT on texts; RACE | MNLI | QQP: finetunes a BERT and
 /// evaluates it; as Megatron-LM's tasks/main.py, with its flags.

@@ -23,6 +23,7 @@ namespace teratron {
 namespace {
 
 struct LogitsOptions {
+  const Registry& registry;
   std::string input;
   std::string output;
   bool bert_embeddings = false;
@@ -108,9 +109,10 @@ void write_logits(const LanguageModel& model, const std::vector<std::vector<int6
   target.commit();
 }
 
-LoadedModel load_model(const ParsedArguments& parsed, const Mesh& mesh) {
-  LoadedModel loaded =
-      load_for_inference(parsed, {.dtype = at::kFloat, .device = choose_device(parsed.args)}, mesh);
+LoadedModel load_model(const ParsedArguments& parsed, const Registry& registry, const Mesh& mesh) {
+  LoadedModel loaded = load_for_inference(
+      parsed, {.dtype = at::kFloat, .device = choose_device(parsed.args), .families = registry.families},
+      mesh);
   // Relative positions have no last one.
   if (loaded.args.position_embedding_type == "relative")
     loaded.model.max_positions = std::numeric_limits<int64_t>::max();
@@ -119,7 +121,7 @@ LoadedModel load_model(const ParsedArguments& parsed, const Mesh& mesh) {
 
 // All tensor-parallel ranks compute; rank 0 writes.
 void run_rank(const ParsedArguments& parsed, const LogitsOptions& options, const Mesh& mesh) {
-  const LoadedModel loaded = load_model(parsed, mesh);
+  const LoadedModel loaded = load_model(parsed, options.registry, mesh);
   if (is_safetensors(options.input)) {
     const NamedTensors inputs = read_inputs(options.input, loaded.model);
     write_outputs(loaded.model, inputs, options.input,
@@ -133,12 +135,13 @@ void run_rank(const ParsedArguments& parsed, const LogitsOptions& options, const
                         .where = "--output-bert-embeddings",
                         .fix = "Give --input a safetensors file with tokens and padding_mask"});
   }
-  if (const auto& inputs = loaded.model.inference.inputs;
-      !inputs.empty() && inputs.front().name != "tokens") {
-    throw config_error(
-        {.what = fmt::format("the model takes {} and more, not one sequence", inputs.front().name),
-         .where = "--input",
-         .fix = "Give a safetensors file with the tensors of the model"});
+  const std::optional<SourceOptions>& source = loaded.model.source;
+  const auto& inputs = loaded.model.inference.inputs;
+  if (source || (!inputs.empty() && inputs.front().name != loaded.model.text.tokens)) {
+    throw config_error({.what = fmt::format("the model takes {} and more, not one sequence",
+                                            source ? source->tokens : inputs.front().name),
+                        .where = "--input",
+                        .fix = "Give a safetensors file with the tensors of the model"});
   }
   const auto sequences = read_sequences(options.input, loaded.model);
   if (mesh.rank() == 0) {
@@ -151,9 +154,9 @@ void run_rank(const ParsedArguments& parsed, const LogitsOptions& options, const
 
 }  // namespace
 
-int logits_command(std::span<const std::string> args) {
+int logits_command(std::span<const std::string> args, const Registry& registry) {
   const Program program = inference_program("logits", {});
-  LogitsOptions options;
+  LogitsOptions options{.registry = registry};
   Arguments defaults;
   CommandLine line = {
       .name = "teratron logits",

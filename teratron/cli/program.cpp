@@ -42,17 +42,21 @@ std::vector<Command> commands(const Registry& registry) {
   const auto pretrain = [&](Args args) { return pretrain_command(args, registry); };
   const auto finetune = [&](Args args) { return finetune_command(args, registry); };
   const auto plan = [&](Args args) { return plan_command(args, registry); };
+  const auto generate = [&](Args args) { return generate_command(args, registry); };
+  const auto serve = [&](Args args) { return serve_command(args, registry); };
+  const auto eval = [&](Args args) { return eval_command(args, registry); };
+  const auto logits = [&](Args args) { return logits_command(args, registry); };
   return {{"pretrain", pretrain, "train a model: teratron pretrain gpt FLAGS...", false},
           {"finetune", finetune, "train a model on conversations: teratron finetune gpt FLAGS...", false},
           {"launch", launch_command,
            "start the ranks of a job: teratron launch --nproc-per-node 2 -- pretrain gpt FLAGS...", false},
           {"plan", plan, "check a training command line without running it"},
-          {"generate", generate_command, "generate text with a trained model"},
-          {"serve", serve_command, "answer HTTP requests with a trained model, and show a page", false},
-          {"eval", eval_command, "evaluate a model on JSON lines: continuations, choices, answers"},
+          {"generate", generate, "generate text with a trained model"},
+          {"serve", serve, "answer HTTP requests with a trained model, and show a page", false},
+          {"eval", eval, "evaluate a model on JSON lines: continuations, choices, answers"},
           {"tasks", tasks_command,
            "evaluate a GPT on WikiText-103 or LAMBADA, finetune a BERT on RACE, MNLI or QQP"},
-          {"logits", logits_command, "compute the logits of token ids"},
+          {"logits", logits, "compute the logits of token ids"},
           {"preprocess", preprocess_command, "convert JSON lines to indexed datasets (.bin/.idx)"},
           {"merge", merge_command, "concatenate indexed datasets"},
           {"data", data_command, "indexed datasets: inspect, verify, sample, indices, mapping"},

@@ -15,8 +15,9 @@
 
 namespace teratron {
 
-/// The `teratron` program, with the extensions in `registry` used by `pretrain`. Never throws: an error
-/// becomes a message on stderr and an exit code (base/error.h).
+/// The `teratron` program with the extensions in `registry`: `pretrain`, `finetune` and `plan` take all of
+/// them. `generate`, `serve`, `eval` and `logits` know the models of its families, with the flags that their
+/// checkpoints hold. Never throws: an error becomes a message on stderr and an exit code (base/error.h).
 int main(int argc, char** argv, const Registry& registry = {});
 
 /// Runs a custom training loop: my-program FLAGS... with the flags of `teratron pretrain gpt`. `loop`

@@ -33,7 +33,7 @@ Engine::Engine(const LanguageModel& model, const EngineSettings& settings, HostG
       settings_(with_defaults(settings, model)),
       rules_(settings.newlines, settings.tokenizer),
       slots_(settings_.max_rows + 1) {
-  const int64_t longest_source = model.encodes ? std::min(settings_.longest_source, model.max_positions) : 0;
+  const int64_t longest_source = model.source ? std::min(settings_.longest_source, model.max_positions) : 0;
   const StateNeeds needs = state_needs(model);
   const int64_t pages =
       choose_pages({.bytes_per_page = std::max<int64_t>(needs.per_token, 1) * settings_.page_size,
@@ -50,7 +50,7 @@ Engine::Engine(const LanguageModel& model, const EngineSettings& settings, HostG
              .max_rows = settings_.max_rows,
              .max_tokens = (pages - 1) * settings_.page_size,
              .has_tokenizer = settings_.tokenizer != nullptr,
-             .encodes = model.encodes};
+             .has_source = model.source.has_value()};
   runner_ = std::make_unique<StageRunner>(
       model, StageRunner::Options{
                  .capacity = {.page_size = settings_.page_size, .pages = pages, .slots = slots_.pages()},
@@ -74,7 +74,7 @@ int64_t Engine::pages_for(int64_t tokens) const {
 }
 
 int64_t Engine::source_pages_of(const GenerationRequest& request) const {
-  return pages_for(static_cast<int64_t>(request.encoder_tokens.size()));
+  return pages_for(static_cast<int64_t>(request.source.size()));
 }
 
 int64_t Engine::pages_of(const GenerationRequest& request) const {
@@ -159,16 +159,16 @@ void Engine::add_row(Plan& plan, Active& active, Sequence& sequence, int64_t tok
     step.top = std::max(step.top, top_of(active.request));
     entry.targets += 1;
   }
-  StepRow& row = step.rows.emplace_back(
-      StepRow{.first_token = first,
-              .tokens = tokens,
-              .length = sequence.cached + tokens,
-              .pages = &sequence.pages,
-              .slot = sequence.slot,
-              .source_pages = &active.source_pages,
-              .source_length = static_cast<int64_t>(active.request.encoder_tokens.size())});
+  StepRow& row =
+      step.rows.emplace_back(StepRow{.first_token = first,
+                                     .tokens = tokens,
+                                     .length = sequence.cached + tokens,
+                                     .pages = &sequence.pages,
+                                     .slot = sequence.slot,
+                                     .source_pages = &active.source_pages,
+                                     .source_length = static_cast<int64_t>(active.request.source.size())});
   const bool is_first = &sequence == active.sequences.data();
-  if (is_first && sequence.cached == 0 && model_.encodes) row.source_tokens = &active.request.encoder_tokens;
+  if (is_first && sequence.cached == 0 && model_.source) row.source_tokens = &active.request.source;
   if (tokens == active.left_to_run(sequence) && active.request.max_new_tokens > 0) {
     const auto index = static_cast<size_t>(&sequence - active.sequences.data());
     step.choices.push_back(

@@ -29,26 +29,19 @@ LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters, co
           .device = parameters.options().device,
           .dtype = parameters.options().dtype,
           .channels = plan.channels,
-          .encodes = plan.encodes,
+          .text = plan.text,
+          .source = plan.source,
           .pipeline = pipeline};
 }
 
-MicroBatch token_batch(const at::Tensor& tokens_T, const at::Tensor& positions_T) {
-  const at::Tensor positions_T1 = positions_T.unsqueeze(1);
-  const at::Tensor tokens_T1 = tokens_T.unsqueeze(1);
-  return {.tensors = {{"tokens", tokens_T1},
-                      {"position_ids", positions_T1},
-                      {"sequence_index", positions_T1},
-                      {"decoder_tokens", tokens_T1},
-                      {"decoder_index", positions_T1}},
-          .training = false};
-}
-
-MicroBatch token_batch(const at::Tensor& tokens_T, const at::Tensor& positions_T,
+MicroBatch token_batch(const LanguageModel& model, const at::Tensor& tokens_T, const at::Tensor& positions_T,
                        const at::Tensor& source_S) {
-  MicroBatch batch = token_batch(tokens_T, positions_T);
-  batch.tensors.set("encoder_tokens", source_S.unsqueeze(1));
-  batch.tensors.set("encoder_index", at::arange(source_S.size(0), source_S.options()).unsqueeze(1));
+  MicroBatch batch{
+      .tensors = {{model.text.tokens, tokens_T.unsqueeze(1)}, {model.text.index, positions_T.unsqueeze(1)}},
+      .training = false};
+  if (!source_S.defined()) return batch;
+  batch.tensors.set(model.source->tokens, source_S.unsqueeze(1));
+  batch.tensors.set(model.source->index, at::arange(source_S.size(0), source_S.options()).unsqueeze(1));
   return batch;
 }
 
@@ -63,7 +56,7 @@ namespace {
 MicroBatch own_part(const LanguageModel& model, const MicroBatch& whole) {
   const Group& group = model.context_parallel;
   if (group.size == 1) return whole;
-  const int64_t length = whole["sequence_index"].size(0), step = 2 * group.size;
+  const int64_t length = whole[model.text.index].size(0), step = 2 * group.size;
   const int64_t missing = (length + step - 1) / step * step - length;
   MicroBatch padded = whole;
   for (const auto& [name, tensor] : whole.tensors) {
@@ -85,7 +78,8 @@ at::Tensor logits_of(const LanguageModel& model, std::span<const int64_t> ids) {
   const auto length = static_cast<int64_t>(ids.size());
   const at::Tensor tokens = at::tensor(at::ArrayRef<int64_t>(ids.data(), ids.size()));
   const at::Tensor positions = at::arange(length, at::kLong);
-  const MicroBatch batch = own_part(model, token_batch(tokens.to(model.device), positions.to(model.device)));
+  const MicroBatch batch =
+      own_part(model, token_batch(model, tokens.to(model.device), positions.to(model.device)));
   const at::Tensor logits = gathered_logits(model, model.whole().forward({}, batch, nullptr)).unsqueeze(1);
   return of_all_tokens(logits, batch, length);
 }
@@ -100,7 +94,7 @@ std::vector<InferenceOutput> outputs_of(const LanguageModel& model, const MicroB
       const at::Tensor logits_SBV =
           gather_from(output.tensor, 2, model.tensor_parallel).narrow(2, 0, model.vocabulary);
       // Only a batch that was cut is known to have this column.
-      const int64_t length = model.context_parallel.size > 1 ? whole["sequence_index"].size(0) : 0;
+      const int64_t length = model.context_parallel.size > 1 ? whole[model.text.index].size(0) : 0;
       output.tensor = of_all_tokens(logits_SBV, batch, length).transpose(0, 1);
     }
     output.tensor = output.tensor.to(at::kCPU, at::kFloat).contiguous();

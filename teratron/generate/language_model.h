@@ -38,7 +38,8 @@ struct LanguageModel {
   at::Device device = at::kCPU;
   at::ScalarType dtype = at::kFloat;
   std::vector<Channel> channels = {};
-  bool encodes = false;  // see ModelPlan
+  TextOptions text = {};                     // see ModelPlan
+  std::optional<SourceOptions> source = {};  // see ModelPlan
   InferencePipeline pipeline = {};
 
   /// The head is that of the last chunk.
@@ -50,10 +51,9 @@ struct LanguageModel {
 LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters,
                              const InferenceRanks& ranks = {});
 
-/// Tokens [T, 1] at these positions of their sequences, those of a decoder if the model has one.
-MicroBatch token_batch(const at::Tensor& tokens_T, const at::Tensor& positions_T);
-/// token_batch() with the source tokens of an encoder.
-MicroBatch token_batch(const at::Tensor& tokens_T, const at::Tensor& positions_T, const at::Tensor& source_S);
+/// Tokens at these positions of their texts and, if a source is encoded, its tokens.
+MicroBatch token_batch(const LanguageModel& model, const at::Tensor& tokens_T, const at::Tensor& positions_T,
+                       const at::Tensor& source_S = {});
 /// Logits [S, vocabulary], without padding, of hidden states [S, 1, H] of the last stage, on every
 /// tensor-parallel rank.
 at::Tensor gathered_logits(const LanguageModel& model, const Activations& output);

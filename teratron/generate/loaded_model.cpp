@@ -3,12 +3,12 @@
 #include <optional>
 #include <utility>
 
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "teratron/generate/model_ranks.h"
 #include "teratron/hf/hf_checkpoint.h"
 #include "teratron/hf/peft.h"
-#include "teratron/models/family.h"
 #include "teratron/models/family_formats.h"
 #include "teratron/models/weights.h"
 #include "teratron/settings/checkpoint_args.h"
@@ -37,40 +37,15 @@ SavedModel saved_model(const CheckpointInfo& info, const Arguments& args) {
 }
 
 // The shapes of the shards are derived from these.
-void check_divisible(const Arguments& args, int64_t ranks) {
-  const int64_t heads = args.num_attention_heads.value_or(0), groups = query_groups(args);
-  const int64_t ffn = args.ffn_hidden_size.value();
-  if (groups % ranks == 0 && heads % ranks == 0 && ffn % ranks == 0) return;
-  throw config_error(
-      {.what = fmt::format("{} heads in {} query groups and an MLP of width {} are not divisible by {} "
-                           "tensor-parallel ranks",
-                           heads, groups, ffn, ranks),
-       .where = "--tensor-model-parallel-size",
-       .fix = "Use a number of ranks that divides all of them"});
-}
-
-void check_experts_divisible(const Arguments& args) {
-  const int64_t ep = args.expert_model_parallel_size, etp = args.expert_tensor_parallel_size.value();
-  const int64_t tp = args.tensor_model_parallel_size, experts = args.num_experts.value_or(0);
+void check_divisible(const Arguments& args) {
   std::vector<Problem> problems;
-  if (ep > 1 && experts == 0) {
+  for (const auto& [name, size, ranks, count, _] : divided_sizes(args)) {
+    if (size % count == 0) continue;
+    problems.push_back({fmt::format("{} = {} is not divisible by {} = {}", name, size, ranks, count),
+                        flag_of(ranks), fmt::format("Use one of {}", divisors_text(size))});
+  }
+  if (args.expert_model_parallel_size > 1 && !args.num_experts)
     problems.push_back({"the model has no experts", "--expert-model-parallel-size", "Leave it out"});
-  } else if (experts % ep != 0) {
-    problems.push_back({fmt::format("{} experts are not divisible by {} expert-parallel ranks", experts, ep),
-                        "--expert-model-parallel-size", "Use a number that divides them"});
-  }
-  const int64_t width = args.moe_ffn_hidden_size.value_or(0),
-                shared = args.moe_shared_expert_intermediate_size.value_or(0);
-  if (experts > 0 && width % etp != 0) {
-    problems.push_back(
-        {fmt::format("experts of width {} are not divisible by {} expert tensor-parallel ranks", width, etp),
-         "--expert-tensor-parallel-size", "Use a number that divides it"});
-  }
-  if (experts > 0 && shared % tp != 0) {
-    problems.push_back(
-        {fmt::format("shared experts of width {} are not divisible by {} tensor-parallel ranks", shared, tp),
-         "--tensor-model-parallel-size", "Use a number that divides it"});
-  }
   if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
 }
 
@@ -150,8 +125,21 @@ void check_context_parallel_model(Arguments& args, const Family& family, const M
   std::vector<std::string> notices;
   Validation validation{args, sources, notices};
   check_context_parallel(validation);
-  family.check(args, validation.problems);
+  if (family.check) family.check(args, validation.problems);
   if (!validation.problems.empty()) throw UserError(ExitCode::config, std::move(validation.problems));
+}
+
+[[noreturn]] void reject_family(const Family& family, std::span<const Family> more,
+                                const std::filesystem::path& checkpoint) {
+  std::vector<std::string_view> others;
+  for (const std::span<const Family> list : {more, families()}) {
+    for (const Family& other : list) {
+      if (other.generates) others.push_back(other.name);
+    }
+  }
+  throw config_error({.what = fmt::format("models of family {} do not generate text", family.name),
+                      .where = checkpoint.string(),
+                      .fix = fmt::format("Use a model of one of {}", fmt::join(others, ", "))});
 }
 
 InferencePipeline pipeline_of(const Arguments& args, const ModelPlan& plan, const Mesh& mesh) {
@@ -250,18 +238,14 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
   loaded.args.expert_model_parallel_size = mesh.group(Axis::ep).size;
   loaded.args.expert_tensor_parallel_size = mesh.group(Axis::etp).size;
   const SavedModel saved = saved_model(loaded.checkpoint, loaded.args);
-  check_divisible(loaded.args, tp.size);
-  check_experts_divisible(loaded.args);
+  check_divisible(loaded.args);
   loaded.parameters = std::make_unique<ParameterSet>(
       ParameterSet::Options{.dtype = options.dtype, .device = options.device, .seed = 0});
-  const Family& family = find_saved_family(saved.family);
+  const Family& family = find_saved_family(saved.family, options.families);
+  if (options.generates && !family.generates) reject_family(family, options.families, loaded.checkpoint.path);
+  read_family_settings(family, loaded.checkpoint.config, loaded.checkpoint.path.string());
   check_context_parallel_model(loaded.args, family, mesh);
   const ModelPlan plan = family.plan(loaded.args, saved.vocabulary);
-  if (options.generates && !plan.generates) {
-    throw config_error({.what = fmt::format("models of family {} do not generate text", saved.family),
-                        .where = loaded.checkpoint.path.string(),
-                        .fix = "Use a GPT or T5"});
-  }
   loaded.model = language_model(plan, *loaded.parameters, inference_ranks(loaded.args, plan, mesh));
   loaded.model.context_parallel = mesh.group(Axis::cp);
   load_all(given.args, *loaded.parameters, files, world);

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/comm/mesh/mesh.h"
 #include "teratron/generate/language_model.h"
+#include "teratron/models/family.h"
 #include "teratron/settings/arguments.h"
 
 namespace teratron {
@@ -21,7 +23,8 @@ struct LoadedModel {
 struct InferenceOptions {
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
-  bool generates = false;  // text; refused for models that do not
+  bool generates = false;                 // text; refused for models that do not
+  std::span<const Family> families = {};  // of a program on the library, besides the built-in ones
 };
 
 /// The part of this rank of `mesh` in a model that is divided as `args` say. UserError(config) if an

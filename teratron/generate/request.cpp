@@ -21,7 +21,7 @@ void check_ids(const std::vector<int32_t>& ids, const char* where, const Request
 
 void check_source(const std::vector<int32_t>& source, const RequestLimits& limits,
                   std::vector<Problem>& problems) {
-  if (!limits.encodes) {
+  if (!limits.has_source) {
     if (!source.empty()) {
       problems.push_back({.what = "the model has no encoder, but encoder_tokens are given",
                           .where = "encoder_tokens",
@@ -108,14 +108,14 @@ void check_answers(const GenerationRequest& request, const RequestLimits& limits
 std::vector<Problem> request_problems(const GenerationRequest& request, const RequestLimits& limits) {
   std::vector<Problem> problems = sampling_problems(request.sampling);
   check_prompt(request, limits, problems);
-  check_source(request.encoder_tokens, limits, problems);
+  check_source(request.source, limits, problems);
   check_answers(request, limits, problems);
   return problems;
 }
 
 std::string serialize(const GenerationRequest& r) {
   const nlohmann::json value = {{"prompt", r.prompt},
-                                {"encoder_tokens", r.encoder_tokens},
+                                {"source", r.source},
                                 {"max_new_tokens", r.max_new_tokens},
                                 {"sampling",
                                  {r.sampling.temperature, r.sampling.top_k, r.sampling.top_p,
@@ -137,7 +137,7 @@ GenerationRequest deserialize_request(const std::string& text) {
   const nlohmann::json value = nlohmann::json::parse(text);
   const nlohmann::json &sampling = value.at("sampling"), &eol = value.at("eol"), &beams = value.at("beams");
   return {.prompt = value.at("prompt"),
-          .encoder_tokens = value.at("encoder_tokens"),
+          .source = value.at("source"),
           .max_new_tokens = value.at("max_new_tokens"),
           .sampling = {.temperature = sampling[0],
                        .top_k = sampling[1],

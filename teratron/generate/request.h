@@ -42,9 +42,9 @@ struct GeneratedToken {
 };
 
 struct GenerationRequest {
-  std::vector<int32_t> prompt;               // of a model with an encoder: the decoder's first tokens
-  std::vector<int32_t> encoder_tokens = {};  // the source, of a model with an encoder
-  int64_t max_new_tokens = 64;               // 0: only log probabilities of the prompt
+  std::vector<int32_t> prompt;       // of a model with an encoder: the decoder's first tokens
+  std::vector<int32_t> source = {};  // of a model with an encoder
+  int64_t max_new_tokens = 64;       // 0: only log probabilities of the prompt
   SamplingOptions sampling = {};
   StopRules stop = {};
   BeamOptions beams = {};
@@ -83,7 +83,7 @@ struct RequestLimits {
   int64_t max_rows = 0;    // sequences at once
   int64_t max_tokens = 0;  // that the cache holds
   bool has_tokenizer = false;
-  bool encodes = false;  // requests have a source
+  bool has_source = false;  // that an encoder reads
 };
 /// All that is wrong with a request, named by its fields.
 std::vector<Problem> request_problems(const GenerationRequest& request, const RequestLimits& limits);

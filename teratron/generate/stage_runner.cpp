@@ -20,8 +20,9 @@ at::Tensor long_tensor(const std::vector<int64_t>& values, at::Device device) {
 }
 
 // The hidden states of some tokens, as the output of the last stage.
-Activations some_tokens(const Activations& output, const std::vector<int64_t>& tokens) {
-  const char* const name = output["decoder_hidden"].defined() ? "decoder_hidden" : "hidden";
+Activations some_tokens(const LanguageModel& model, const Activations& output,
+                        const std::vector<int64_t>& tokens) {
+  const std::string& name = model.text.hidden;
   const at::Tensor& hidden = output[name];
   if (static_cast<int64_t>(tokens.size()) == hidden.size(0)) return output;
   return {{name, hidden.index_select(0, long_tensor(tokens, hidden.device()))}};
@@ -31,7 +32,7 @@ Activations some_tokens(const Activations& output, const std::vector<int64_t>& t
 std::vector<const Channel*> channels_at(const LanguageModel& model, const MicroBatch& batch, int64_t layer) {
   std::vector<const Channel*> channels;
   for (const Channel& channel : model.channels) {
-    const bool exists = channel.needs_column.empty() || batch[channel.needs_column].defined();
+    const bool exists = !channel.of_source || batch.generation->source_places_S.defined();
     if (exists && (!channel.crosses || channel.crosses(layer))) channels.push_back(&channel);
   }
   return channels;
@@ -109,7 +110,7 @@ StageRunner::StageRunner(const LanguageModel& model, const Options& options)
     const int64_t width = (model.max_positions + capacity.page_size - 1) / capacity.page_size;
     table_ = PageTable({options.max_rows, width, &StepRow::pages}, model.device);
     slots_ = RowNumbers(options.max_rows, model.device);
-    if (model.encodes) sources_ = SourceTable(options.max_rows, width, model.device);
+    if (model.source) sources_ = SourceTable(options.max_rows, width, model.device);
     if (options.graphs && model.pipeline.group.size == 1)
       graphs_ = std::make_unique<DecodeGraphs>(options.max_rows, model.device, watch_of(model));
   }
@@ -148,7 +149,7 @@ void StageRunner::describe_rows(const StepInput& part) {
         batch_->rows.emplace_back(GenerationRow{.first_token = row.first_token,
                                                 .tokens = row.tokens,
                                                 .sequence = pages.tokens(row.length, model_.device)});
-    if (!model_.encodes) continue;
+    if (!model_.source) continue;
     const PagePlaces source{*row.source_pages, options_.capacity.page_size};
     described.source = source.tokens(row.source_length, model_.device);
     if (row.source_tokens)
@@ -180,7 +181,7 @@ bool StageRunner::set_tables(const std::vector<StepRow>& rows, int64_t decoded, 
   bool changed = table_.set(rows, decoded, padded);
   batch_->decode_rows = padded;
   batch_->table_RP = table_.rows(padded);
-  if (!model_.encodes) return changed;
+  if (!model_.source) return changed;
   changed = sources_.set(rows, decoded, padded) || changed;
   batch_->source_table_RP = sources_.pages(padded);
   batch_->source_last_R = sources_.last(padded);
@@ -223,9 +224,9 @@ MicroBatch StageRunner::batch_of(const StepInput& part) const {
   const at::Tensor tokens = long_tensor(part.tokens, model_.device),
                    positions = long_tensor(part.positions, model_.device);
   const std::vector<int32_t>* const source = part.rows.front().source_tokens;
-  MicroBatch batch =
-      source ? token_batch(tokens, positions, long_tensor({source->begin(), source->end()}, model_.device))
-             : token_batch(tokens, positions);
+  const at::Tensor encoded =
+      source ? long_tensor({source->begin(), source->end()}, model_.device) : at::Tensor();
+  MicroBatch batch = token_batch(model_, tokens, positions, encoded);
   batch.generation = batch_;
   return batch;
 }
@@ -256,7 +257,7 @@ at::Tensor StageRunner::next_tokens(const StepInput& part, const Activations& ou
     return at::empty({0}, at::TensorOptions().dtype(at::kDouble).device(model_.device));
   std::vector<int64_t> tokens;
   for (const StepChoice& choice : part.choices) tokens.push_back(choice.token);
-  const at::Tensor logits_RV = gathered_logits(model_, some_tokens(output, tokens));
+  const at::Tensor logits_RV = gathered_logits(model_, some_tokens(model_, output, tokens));
   std::vector<at::Tensor> values;
   for (size_t begin = 0; begin < part.choices.size();) {
     // Neighbors that are sampled, or one whose best tokens are wanted.
@@ -293,7 +294,7 @@ at::Tensor StageRunner::target_logprobs(const StepInput& part, const Activations
       next.push_back(part.targets[i].next);
     }
     const at::Tensor logprobs =
-        gathered_logits(model_, some_tokens(output, tokens)).to(at::kDouble).log_softmax(1);
+        gathered_logits(model_, some_tokens(model_, output, tokens)).to(at::kDouble).log_softmax(1);
     values.push_back(with_top_tokens(long_tensor(next, model_.device), logprobs, part.top).flatten());
   }
   return at::cat(values);
@@ -345,7 +346,7 @@ StepOutput StageRunner::decode(const StepInput& step) {
       graphs_->run(step, !new_pages && !new_slots,
                    [&](const at::Tensor& tokens, const at::Tensor& positions, const at::Tensor& parameters,
                        const SamplingNeeds& needs) {
-                     MicroBatch batch = token_batch(tokens, positions);
+                     MicroBatch batch = token_batch(model_, tokens, positions);
                      batch.generation = batch_;
                      const Activations output = model_.whole().forward({}, batch, states_[0].get());
                      return agreed(sample_rows(gathered_logits(model_, output), parameters, needs));

@@ -34,9 +34,9 @@ StepInput part_of(const StepInput& step, size_t begin, size_t end) {
 }  // namespace
 
 std::vector<StepInput> split_step(const StepInput& step, int64_t parts) {
-  const bool encodes =
+  const bool has_source =
       std::any_of(step.rows.begin(), step.rows.end(), [](const StepRow& row) { return row.source_tokens; });
-  if (parts == 1 && !encodes) return {step};
+  if (parts == 1 && !has_source) return {step};
   const auto tokens = static_cast<int64_t>(step.tokens.size());
   const int64_t wanted = (tokens + parts - 1) / parts;
   std::vector<StepInput> all;

@@ -34,7 +34,7 @@ at::Tensor logprobs_after(const LanguageModel& model, const std::vector<int32_t>
                           const std::vector<int32_t>& decoder) {
   const at::NoGradGuard no_grad;
   const at::Tensor positions = at::arange(static_cast<int64_t>(decoder.size()), at::kLong);
-  const MicroBatch batch = token_batch(ids_of(decoder), positions, ids_of(source));
+  const MicroBatch batch = token_batch(model, ids_of(decoder), positions, ids_of(source));
   return gathered_logits(model, model.whole().forward({}, batch, nullptr))[-1].log_softmax(0);
 }
 
@@ -48,7 +48,7 @@ std::vector<GenerationRequest> t5_requests(int64_t count) {
   std::vector<GenerationRequest> requests;
   for (int64_t i = 0; i < count; ++i) {
     GenerationRequest& request = requests.emplace_back();
-    request.encoder_tokens = ids(20);
+    request.source = ids(20);
     request.prompt = i % 3 == 2 ? ids(4) : std::vector<int32_t>{1};
     request.max_new_tokens = 4 + static_cast<int64_t>(random() % 12);
     request.sampling.seed = random();
@@ -76,7 +76,7 @@ TEST(T5Engine, GreedyTokensAreTheArgmaxOfFullForwards) {
   for (const auto& [name, config] : generating_t5s()) {
     const OwnModel own(t5_plan(config, {}));
     const GenerationRequest request{.prompt = {1},
-                                    .encoder_tokens = {3, 1, 4, 1, 5, 9, 2, 6},
+                                    .source = {3, 1, 4, 1, 5, 9, 2, 6},
                                     .max_new_tokens = 15,
                                     .sampling = {.top_k = 1},
                                     .logprobs = true};
@@ -84,7 +84,7 @@ TEST(T5Engine, GreedyTokensAreTheArgmaxOfFullForwards) {
     ASSERT_EQ(answer.tokens.size(), 15U);
     std::vector<int32_t> decoder = request.prompt;
     for (size_t i = 0; i < answer.tokens.size(); ++i) {
-      const at::Tensor logprobs = logprobs_after(own.model, request.encoder_tokens, decoder);
+      const at::Tensor logprobs = logprobs_after(own.model, request.source, decoder);
       ASSERT_EQ(logprobs.argmax().item<int64_t>(), answer.tokens[i]) << name;
       EXPECT_NEAR(logprobs.max().item<double>(), answer.logprobs[i], 1e-9) << name;
       decoder.push_back(answer.tokens[i]);
@@ -98,7 +98,7 @@ TEST(T5Engine, WideBeamsFindTheMostProbableText) {
   config.vocabulary = 6;
   const OwnModel own(t5_plan(config, {}));
   const std::vector<int32_t> source = {3, 1, 4, 1, 5};
-  GenerationRequest request{.prompt = {1}, .encoder_tokens = source, .max_new_tokens = 3};
+  GenerationRequest request{.prompt = {1}, .source = source, .max_new_tokens = 3};
   request.beams.width = 36;
   const GeneratedChoice found = answers_of(own.model, {request}, {.max_rows = 36}).at(0).at(0);
   double best = -1e9;
@@ -168,15 +168,15 @@ TEST(T5Engine, SourcesTakePagesUntilTheirAnswerIsComplete) {
   SingleHostGroup ranks;
   Engine engine(own.model, {.max_rows = 1, .longest = 8, .longest_source = 8, .page_size = 4}, ranks);
   ASSERT_EQ(engine.load().pages, 7);
-  engine.submit({.prompt = {1}, .encoder_tokens = {3, 1, 4, 1, 5}, .max_new_tokens = 6});
+  engine.submit({.prompt = {1}, .source = {3, 1, 4, 1, 5}, .max_new_tokens = 6});
   ASSERT_TRUE(engine.step());
   EXPECT_EQ(engine.load().used_pages, 4);  // two of the source, two of the answer
   while (engine.step()) {
   }
   EXPECT_EQ(engine.load().used_pages, 0);
-  engine.submit({.prompt = {1}, .encoder_tokens = std::vector<int32_t>(24, 2), .max_new_tokens = 3});
+  engine.submit({.prompt = {1}, .source = std::vector<int32_t>(24, 2), .max_new_tokens = 3});
   try {
-    engine.submit({.prompt = {1}, .encoder_tokens = std::vector<int32_t>(24, 2), .max_new_tokens = 4});
+    engine.submit({.prompt = {1}, .source = std::vector<int32_t>(24, 2), .max_new_tokens = 4});
     FAIL() << "a source that does not fit";
   } catch (const UserError& error) {
     EXPECT_NE(std::string(error.what()).find("memory for 32 tokens, and there is memory for 28"),
@@ -191,7 +191,7 @@ TEST(T5Engine, RejectsBadSources) {
   Engine engine(own.model, {}, ranks);
   const auto problem = [&](const std::vector<int32_t>& source) -> std::string {
     try {
-      engine.submit({.prompt = {1}, .encoder_tokens = source, .max_new_tokens = 2});
+      engine.submit({.prompt = {1}, .source = source, .max_new_tokens = 2});
     } catch (const UserError& error) {
       return error.what();
     }

@@ -1,6 +1,9 @@
 #include <algorithm>
+#include <iterator>
+#include <mutex>
 
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include "teratron/base/error.h"
 #include "teratron/models/family.h"
@@ -22,7 +25,14 @@ std::span<const Family> families() {
 
 Program training_of(const Family& family) {
   Program program = family.settings;
-  program.names.insert(program.names.begin(), std::string(family.name));
+  ProgramNames all = {std::string(family.name)};
+  for (const Family& each : families()) all.emplace_back(each.name);
+  if (std::ranges::find_first_of(all, program.names) == all.end()) {
+    program.names = std::move(all);
+    program.names.emplace_back("training");
+  } else {
+    program.names.insert(program.names.begin(), all.front());
+  }
   return program;
 }
 
@@ -50,7 +60,7 @@ IndexCache index_cache(const DataRequest& request) {
   return {IndexCache::Place::near_data, args.save ? *args.save + "/index_cache" : "", request.stop};
 }
 
-const Family& find_saved_family(std::string_view name) {
+const Family& find_saved_family(std::string_view name, std::span<const Family> more) {
   static const std::vector<Family> classifiers = [] {
     std::vector<Family> all;
     for (const Family& family : families()) {
@@ -58,7 +68,9 @@ const Family& find_saved_family(std::string_view name) {
     }
     return all;
   }();
-  return find_family(name, classifiers);
+  if (const auto own = std::ranges::find(more, name, &Family::name); own != more.end()) return *own;
+  const auto classifier = std::ranges::find(classifiers, name, &Family::name);
+  return classifier == classifiers.end() ? find_family(name, more) : *classifier;
 }
 
 const Family& find_family(std::string_view name, std::span<const Family> more) {
@@ -74,6 +86,36 @@ const Family& find_family(std::string_view name, std::span<const Family> more) {
                             : fmt::format("'{}' is not a known model", printable(std::string(name), 40)),
        .where = "command",
        .fix = fmt::format("Use one of: {}", fmt::join(names, ", "))});
+}
+
+namespace {
+
+// Rows of the table that a family changes are settings like others.
+std::vector<Field> own_fields(const Family& family) {
+  std::vector<Field> own;
+  std::ranges::copy_if(family.fields, std::back_inserter(own), &Field::storage);
+  return own;
+}
+
+}  // namespace
+
+std::string family_settings(const Family& family) {
+  const std::vector<Field> fields = own_fields(family);
+  return to_json(Schema({.fields = fields}), nullptr);
+}
+
+void read_family_settings(const Family& family, const std::string& config, const std::string& where) {
+  using nlohmann::json;
+  static std::mutex mutex;  // lint: allow(global-state): orders threads that write the values of one program
+  const std::lock_guard lock(mutex);
+  const json saved = json::parse(config), current = json::parse(family_settings(family));
+  json changed = json::object();  // the first thread writes, the others only read
+  for (const auto& [name, value] : current.items()) {
+    if (saved.contains(name) && saved[name] != value) changed[name] = saved[name];
+  }
+  if (changed.empty()) return;
+  const std::vector<Field> fields = own_fields(family);
+  from_json(Schema({.fields = fields}), changed.dump(), where, nullptr);
 }
 
 }  // namespace teratron

@@ -38,7 +38,8 @@ struct Family {
   std::string_view summary;  // one line for --help
   /// Flags of a program's family (custom_field); those of a built-in family are rows of its flags.def.
   std::vector<Field> fields = {};
-  /// Its settings. `names`: beside "training" the families whose rows of arguments.def are its flags too.
+  /// Its settings. `names`: beside "training" the families, itself included, whose rows of arguments.def are
+  /// its flags. If it names none, those of all families are, as nobody knows which it reads.
   Program settings = {};
   /// Defaults of a program's family for settings of the table; the program's (Registry) come before them.
   std::vector<ArgsDefault> args_defaults = {};
@@ -50,6 +51,7 @@ struct Family {
   std::function<Datasets(const DataRequest&)> datasets = nullptr;
   /// From which checkpoints besides its own it is finetuned.
   Finetuning finetunes = {};
+  bool generates = true;              // text, token by token; false: attention is not causal
   bool learns_conversations = false;  // with --sft, as `teratron finetune NAME` trains it
   /// A head on its model, trained on labelled texts by `teratron finetune NAME --task`; null: none.
   Family (*classifier)() = nullptr;
@@ -66,6 +68,12 @@ std::span<const Family> families();
 /// UserError(config) that lists the families if there is none of this name. `more` are a program's.
 const Family& find_family(std::string_view name, std::span<const Family> more = {});
 /// The family of a checkpoint's model: also a classifier's. UserError(config) if there is none of this name.
-const Family& find_saved_family(std::string_view name);
+const Family& find_saved_family(std::string_view name, std::span<const Family> more = {});
+
+/// The flags that a program's family brings (Family::fields) and their values, as a JSON object.
+std::string family_settings(const Family& family);
+/// Gives these flags the values in the settings of a checkpoint, `config`. `where` names it in errors. Ranks
+/// that are threads share the values, and all may call it with one checkpoint.
+void read_family_settings(const Family& family, const std::string& config, const std::string& where);
 
 }  // namespace teratron

@@ -78,6 +78,21 @@ TEST(FamilySettings, HaveADefaultTokenizer) {
   EXPECT_EQ(tokenizer("t5"), "BertWordPieceLowerCase");
 }
 
+/// Nobody knows which rows a program's family reads, unless it names their families.
+TEST(FamilySettings, OfAnOwnFamilyHaveAnEffect) {
+  const auto notices = [](const ProgramNames& names) {
+    const Family own{.name = "own", .settings = {.names = names}};
+    const Args args = {"--scale-embeddings", "--lr", "1e-3", "--mask-prob", "0.2"};
+    return parse_arguments(training_of(own), args).notices;
+  };
+  using Notices = std::vector<std::string>;
+  EXPECT_EQ(notices({}), Notices());
+  EXPECT_EQ(notices({"training"}), Notices());
+  EXPECT_EQ(notices({"training", "gpt"}), Notices({"--mask-prob has no effect on own"}));
+  EXPECT_EQ(notices({"training", "own"}),
+            Notices({"--scale-embeddings has no effect on own", "--mask-prob has no effect on own"}));
+}
+
 TEST(FamilySettings, HelpListsWhatAProgramUses) {
   const auto lists = [](const ProgramNames& program, const std::string& flag) {
     return arguments_help({"usage", program}).find("  " + flag + " ") != std::string::npos;

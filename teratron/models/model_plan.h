@@ -41,8 +41,20 @@ struct Channel {
   bool differentiable = true;                // its gradient is sent back
   /// Whether it crosses the bound after the layers before `layer` (through all towers); null: always.
   std::function<bool(int64_t layer)> crosses = nullptr;
-  /// The column without which it does not exist, in generation: that of a source; empty: it always does.
-  std::string needs_column = {};
+  bool of_source = false;  // in generation: it exists only where the micro-batch encodes a source
+};
+
+/// What a model that writes text takes and gives in a step of generation (generate/step.h), besides its
+/// channels.
+struct TextOptions {
+  std::string tokens = "tokens", index = "sequence_index";  // columns: ids, and positions in their texts
+  /// In the last stage's output, with a row for each token, any of which Model::logits() takes.
+  std::string hidden = "hidden";
+};
+
+/// A source that an encoder reads before the text is written.
+struct SourceOptions {
+  std::string tokens, index;  // columns, in the step that encodes it
 };
 
 /// [S / shards, B, width] for the S and B of a column that all stages have.
@@ -86,8 +98,8 @@ struct ModelPlan {
   int64_t vocabulary = 0;
   int64_t padded_vocabulary = 0;
   int64_t max_positions = 0;  // of a sequence
-  bool generates = true;      // text, token by token; false: attention is not causal
-  bool encodes = false;       // a source: the text is a decoder's, which attends to the encoder's output
+  TextOptions text = {};
+  std::optional<SourceOptions> source = {};  // the text is a decoder's, which attends to the encoder's output
   ModelBuilder build;
   Inference inference = {};                 // no inputs: the model is only trained
   std::optional<PipelineSplit> split = {};  // encoder and decoder on different pipeline stages

@@ -2,6 +2,7 @@
 #include <functional>
 
 #include "teratron/plan/rank_memory.h"
+#include "teratron/settings/checks/validate.h"
 
 namespace teratron {
 
@@ -15,48 +16,55 @@ struct Change {
   std::function<void(Arguments&)> apply;
 };
 
-bool divides(int64_t part, const std::optional<int64_t>& whole) {
-  return whole && *whole % part == 0;
+// What advice is about.
+struct Advised {
+  const Family& family;
+  const Arguments& args;
+  ModelPlan model;
+};
+
+// Whether the family's model can be divided so.
+bool is_possible(const Advised& now, const Arguments& changed) {
+  std::vector<Problem> problems;
+  if (now.family.check) now.family.check(changed, problems);
+  try {
+    pipeline_layout(changed, now.model);
+  } catch (const UserError&) {
+    return false;
+  }
+  return problems.empty() && std::ranges::all_of(divided_sizes(changed), [](const auto& size) {
+           return size.value % size.divisor == 0;
+         });
 }
 
-// Twice the present tensor and pipeline parallel sizes, if they divide the model.
-std::vector<Change> larger_parallel_sizes(const Arguments& a) {
-  const int64_t tp = 2 * a.tensor_model_parallel_size, pp = 2 * a.pipeline_model_parallel_size;
+// Twice the present tensor, pipeline and context parallel sizes, where the model can be divided so.
+std::vector<Change> larger_parallel_sizes(const Advised& now) {
+  const Arguments& a = now.args;
   std::vector<Change> changes;
-  if ((!a.num_attention_heads || divides(tp, a.num_attention_heads)) &&
-      (!a.group_query_attention || divides(tp, a.num_query_groups)) && divides(tp, a.ffn_hidden_size) &&
-      (!a.padded_vocab_size || divides(tp, a.padded_vocab_size))) {
-    changes.push_back({fmt::format("--tensor-model-parallel-size {}", tp), "with twice the ranks",
-                       [tp](Arguments& x) { x.tensor_model_parallel_size = tp; }});
-  }
+  const auto add = [&](std::string_view setting, int64_t Arguments::* size) {
+    const int64_t twice = 2 * a.*size;
+    const auto apply = [=](Arguments& x) { x.*size = twice; };
+    Arguments changed = a;
+    apply(changed);
+    if (is_possible(now, changed))
+      changes.push_back({fmt::format("{} {}", flag_of(setting), twice), "with twice the ranks", apply});
+  };
+  add("tensor_model_parallel_size", &Arguments::tensor_model_parallel_size);
   const bool is_even = !a.pipeline_model_parallel_layout && !a.decoder_first_pipeline_num_layers &&
                        !a.decoder_last_pipeline_num_layers && !a.num_virtual_stages_per_pipeline_rank &&
                        !a.num_layers_per_virtual_pipeline_stage &&
                        !a.account_for_embedding_in_pipeline_split && !a.account_for_loss_in_pipeline_split;
-  if (is_even && divides(pp, a.num_layers)) {
-    changes.push_back({fmt::format("--pipeline-model-parallel-size {}", pp), "with twice the ranks",
-                       [pp](Arguments& x) { x.pipeline_model_parallel_size = pp; }});
-  }
+  if (is_even) add("pipeline_model_parallel_size", &Arguments::pipeline_model_parallel_size);
+  const int64_t chunks =
+      4 * a.context_parallel_size * (a.sequence_parallel ? a.tensor_model_parallel_size : 1);
+  if (a.cp_comm_type == std::vector<std::string>{"p2p"} && !a.window_size && a.seq_length &&
+      *a.seq_length % chunks == 0)
+    add("context_parallel_size", &Arguments::context_parallel_size);
   return changes;
 }
 
-// Twice the present context-parallel size, if the family and the lengths allow it.
-std::vector<Change> more_context_ranks(const Family& family, const Arguments& a) {
-  const int64_t cp = 2 * a.context_parallel_size;
-  const int64_t shards = a.sequence_parallel ? a.tensor_model_parallel_size : 1;
-  if (a.cp_comm_type != std::vector<std::string>{"p2p"} || a.window_size ||
-      !divides(2 * cp * shards, a.seq_length))
-    return {};
-  Arguments changed = a;
-  changed.context_parallel_size = cp;
-  std::vector<Problem> problems;
-  family.check(changed, problems);
-  if (!problems.empty()) return {};
-  return {{fmt::format("--context-parallel-size {}", cp), "with twice the ranks",
-           [cp](Arguments& x) { x.context_parallel_size = cp; }}};
-}
-
-std::vector<Change> recomputation(const Arguments& a) {
+std::vector<Change> recomputation(const Advised& now) {
+  const Arguments& a = now.args;
   std::vector<Change> changes;
   if (!a.recompute_granularity) {
     changes.push_back({"--recompute-granularity selective", "attention scores are computed again in backward",
@@ -70,8 +78,8 @@ std::vector<Change> recomputation(const Arguments& a) {
                          x.recompute_num_layers = 1;
                        }});
   }
-  const int64_t layers = a.num_layers.value_or(0) / a.pipeline_model_parallel_size /
-                         a.num_virtual_stages_per_pipeline_rank.value_or(1);
+  const int64_t layers = std::ranges::max(now.model.towers, {}, &Tower::layers).layers /
+                         a.pipeline_model_parallel_size / a.num_virtual_stages_per_pipeline_rank.value_or(1);
   if (a.cpu_offloading_num_layers < layers && a.cuda_graph_impl != "local" && a.device != "cpu") {
     changes.push_back({fmt::format("--cpu-offloading-num-layers {}", layers),
                        "activations are copied to host memory and back",
@@ -84,8 +92,9 @@ std::vector<Change> recomputation(const Arguments& a) {
   return changes;
 }
 
-std::vector<Change> all_changes(const Family& family, const Arguments& a) {
-  std::vector<Change> changes = recomputation(a);
+std::vector<Change> all_changes(const Advised& now) {
+  const Arguments& a = now.args;
+  std::vector<Change> changes = recomputation(now);
   if (*a.micro_batch_size > 1) {
     changes.push_back(
         {fmt::format("--micro-batch-size {} (now {})", *a.micro_batch_size / 2, *a.micro_batch_size),
@@ -106,8 +115,7 @@ std::vector<Change> all_changes(const Family& family, const Arguments& a) {
                        fmt::format("shards the optimizer state over {} ranks", replicas),
                        [](Arguments& x) { x.use_distributed_optimizer = true; }});
   }
-  for (Change& change : larger_parallel_sizes(a)) changes.push_back(std::move(change));
-  for (Change& change : more_context_ranks(family, a)) changes.push_back(std::move(change));
+  for (Change& change : larger_parallel_sizes(now)) changes.push_back(std::move(change));
   return changes;
 }
 
@@ -154,7 +162,7 @@ std::vector<std::string> memory_advice(const Family& family, const Arguments& ar
   constexpr double worth_it = 0.98;
   const double before = peak(args);
   std::vector<std::pair<double, std::string>> found;
-  for (const Change& change : all_changes(family, args)) {
+  for (const Change& change : all_changes({family, args, family.plan(args, vocabulary)})) {
     Arguments changed = args;
     change.apply(changed);
     const double after = peak(changed);

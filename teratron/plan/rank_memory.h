@@ -3,6 +3,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/models/family.h"
+#include "teratron/optim/optimizer_rule.h"
 #include "teratron/settings/arguments.h"
 
 namespace teratron {
@@ -33,6 +34,9 @@ struct RankMemory {
 int64_t planned_vocabulary(const Arguments& args);
 /// For a rank in this pipeline stage. Without operators in the model activations are unknown, 0.
 RankMemory rank_memory(const Arguments& args, const ModelPlan& model, int64_t stage);
+/// With the rules of a program (EngineOptions::rules) instead of the choice of --optimizer.
+RankMemory rank_memory(const Arguments& args, const ModelPlan& model, int64_t stage,
+                       const OptimizerRules& rules);
 /// For the stage that needs most.
 RankMemory largest_rank_memory(const Arguments& args, const ModelPlan& model);
 

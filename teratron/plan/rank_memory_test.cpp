@@ -1,8 +1,12 @@
 #include "teratron/plan/rank_memory.h"
 
 #include <algorithm>
+#include <mutex>
 #include <ranges>
 
+#include "teratron/comm/host/thread_world.h"
+#include "teratron/optim/matrix_rule.h"
+#include "teratron/optim/optimizer.h"
 #include "teratron/plan/flops.h"
 #include "teratron/settings/optimizer_rules.h"
 #include "teratron/testing/validation.h"
@@ -21,10 +25,6 @@ ModelPlan planned_model(const Arguments& args) {
 RankMemory memory_of(const Args& flags, int64_t world_size = 1, int64_t stage = 0) {
   const Arguments args = validated(flags, world_size).args;
   return rank_memory(args, planned_model(args), stage);
-}
-
-std::vector<std::string> advice_for(const Args& flags, int64_t world_size = 1) {
-  return memory_advice(gpt(), validated(flags, world_size).args);
 }
 
 TEST(RankMemory, CountsTheBytesOfEachPart) {
@@ -52,6 +52,61 @@ TEST(RankMemory, FollowsTheOptimizerRule) {
     EXPECT_EQ(memory.optimizer / static_cast<double>(memory.parameters), state_bytes(*rules[0].rule)) << name;
   }
   EXPECT_EQ(memory_of({"--optimizer", "sgd", "--sgd-momentum", "0"}).optimizer, 0.0);
+}
+
+/// Keeps a sum of the gradients of whole matrices.
+class GradientSums : public MatrixRule {
+ public:
+  std::vector<RuleState> states() const override { return {{.name = "sum"}}; }
+
+ protected:
+  Update update(const Matrix& matrix) const override {
+    return {.direction = at::zeros_like(matrix.grad), .states = {matrix.states[0] + matrix.grad}};
+  }
+};
+
+/// The bytes that the fullest of the ranks allocates with the distributed optimizer.
+RankMemory allocated(const Arguments& args, int64_t ranks, const OptimizerRules& rules) {
+  RankMemory most;
+  std::mutex mutex;
+  run_ranks({.dp = ranks}, [&](const Mesh& mesh) {
+    ParameterSet set({.dtype = at::kFloat, .seed = 1});
+    const ModelPlan plan = planned_model(args);
+    const StageSpec stage{.layers = plan.layers()};
+    const auto model = plan.build({set, stage, TensorParallel{}, mesh});
+    ParamAndGradBuffers buffers(set, mesh, {.sharded = true, .bucket_size = *args.ddp_bucket_size}, {},
+                                rules);
+    const Optimizer optimizer(buffers, mesh, {});
+    RankMemory own{.optimizer = static_cast<double>(optimizer.state_bytes())};
+    for (const ParamAndGradBuffer& buffer : buffers) {
+      own.weights += static_cast<double>(buffer.parameters().nbytes());
+      own.gradients += static_cast<double>(buffer.gradients().nbytes());
+    }
+    const std::lock_guard lock(mutex);
+    most = {.weights = std::max(most.weights, own.weights),
+            .gradients = std::max(most.gradients, own.gradients),
+            .optimizer = std::max(most.optimizer, own.optimizer)};
+  });
+  return most;
+}
+
+TEST(RankMemory, CountsThePaddingOfWholeMatrices) {
+  const OptimizerRules rules = {{std::make_shared<GradientSums>()}};
+  for (const int64_t ranks : {1, 3, 4}) {
+    for (const std::string bucket : {"1000", "30000", "1000000"}) {
+      const Arguments args =
+          validated({"--use-distributed-optimizer", "--ddp-bucket-size", bucket, "--global-batch-size", "24"},
+                    ranks)
+              .args;
+      const RankMemory planned = rank_memory(args, planned_model(args), 0, rules);
+      const RankMemory real = allocated(args, ranks, rules);
+      const std::string name = fmt::format("{} ranks, buckets of {}", ranks, bucket);
+      EXPECT_EQ(planned.weights, real.weights) << name;
+      EXPECT_EQ(planned.gradients, real.gradients) << name;
+      EXPECT_EQ(planned.optimizer, real.optimizer) << name;
+      EXPECT_EQ(planned.weights > 4.0 * static_cast<double>(planned.parameters), ranks > 1) << name;
+    }
+  }
 }
 
 /// Two windows of 64 MiB where a rank's part of a bucket has at least 1 MiB.
@@ -221,87 +276,6 @@ TEST(RankMemory, OfTheLargestStage) {
   const ModelPlan model = planned_model(args);
   EXPECT_EQ(largest_rank_memory(args, model).peak(),
             std::max(rank_memory(args, model, 0).peak(), rank_memory(args, model, 1).peak()));
-}
-
-TEST(RankMemory, AdvisesWhatHelpsMost) {
-  // Activations of a large micro-batch without dropout; then parameters.
-  const Args activations = {"--micro-batch-size", "64", "--hidden-dropout", "0", "--attention-dropout", "0"};
-  EXPECT_TRUE(advice_for(activations).front().starts_with("--recompute-granularity full"));
-  Args logits = activations;
-  logits.insert(logits.end(), {"--vocab-size", "50000", "--recompute-granularity", "full",
-                               "--recompute-method", "uniform", "--recompute-num-layers", "1"});
-  EXPECT_TRUE(advice_for(logits).front().starts_with("--loss-chunks 8: "));
-  // Large enough that sharding saves more than the windows of gradients take.
-  const Args parameters = {"--hidden-size", "2048", "--micro-batch-size", "1", "--bf16"};
-  EXPECT_TRUE(advice_for(parameters, 8).front().starts_with("--use-distributed-optimizer: "));
-  const Args few_layers = {"--hidden-size", "512",  "--micro-batch-size", "1", "--bf16",
-                           "--vocab-size",  "10000"};
-  const std::vector<std::string> sizes = advice_for(few_layers);
-  EXPECT_TRUE(sizes.at(0).starts_with("--tensor-model-parallel-size 2: ")) << sizes.at(0);
-  EXPECT_TRUE(sizes.at(1).starts_with("--pipeline-model-parallel-size 2: ")) << sizes.at(1);
-}
-
-// The number of GiB in the text is that of a run with the flags.
-TEST(RankMemory, AdviceStatesItsEffect) {
-  const Args flags = {"--micro-batch-size", "64", "--vocab-size", "50000"};
-  for (const std::string& line : advice_for(flags)) {
-    Args changed = flags;
-    std::string given = line.substr(0, line.find(": "));
-    given = given.substr(0, given.find(" (now"));
-    const Args more = split(given);
-    changed.insert(changed.end(), more.begin(), more.end());
-    const Arguments args = validated(changed, given.find("parallel-size") != given.npos ? 2 : 1).args;
-    const double peak = largest_rank_memory(args, planned_model(args)).peak();
-    EXPECT_NE(line.find(fmt::format(": {:.2f} instead of ", peak / gib)), std::string::npos) << line;
-  }
-}
-
-TEST(RankMemory, DoesNotAdviseWhatIsDoneAlready) {
-  const Args flags = {"--bf16",
-                      "--use-distributed-optimizer",
-                      "--micro-batch-size",
-                      "1",
-                      "--loss-chunks",
-                      "8",
-                      "--recompute-granularity",
-                      "full",
-                      "--recompute-method",
-                      "uniform",
-                      "--recompute-num-layers",
-                      "1",
-                      "--tensor-model-parallel-size",
-                      "2",
-                      "--sequence-parallel"};
-  for (const std::string& line : advice_for(flags, 4)) {
-    EXPECT_TRUE(line.starts_with("--tensor-model-parallel-size 4") ||
-                line.starts_with("--pipeline-model-parallel-size 2"))
-        << line;
-  }
-}
-
-TEST(RankMemory, ExplainsFaultsOfMemory) {
-  const Fault fault = explain_out_of_memory(Fault("full", ExitCode::out_of_memory), gpt(),
-                                            validated({"--micro-batch-size", "64"}).args, 0);
-  EXPECT_EQ(fault.exit_code(), ExitCode::out_of_memory);
-  const std::string text = fault.what();
-  EXPECT_TRUE(text.starts_with("full\nMemory of a rank in pipeline stage 0")) << text;
-  EXPECT_NE(text.find("\n  --"), std::string::npos) << text;
-}
-
-TEST(RankMemory, NamesAnAbsurdSize) {
-  const auto text = [](const Args& flags) {
-    return std::string(
-        explain_out_of_memory(Fault("full", ExitCode::out_of_memory), gpt(), validated(flags).args, 0)
-            .what());
-  };
-  EXPECT_TRUE(text({"--max-position-embeddings", "80000000000"})
-                  .starts_with(
-                      "full\nmax_position_embeddings = 80000000000 is far above that of any published model: "
-                      "check --max-position-embeddings\nMemory of a rank"));
-  const std::string hidden = text({"--hidden-size", "1000000", "--num-attention-heads", "8"});
-  EXPECT_NE(hidden.find("check --hidden-size\nMemory"), std::string::npos)
-      << "what follows from it is not blamed: " << hidden;
-  EXPECT_EQ(text({}).find("published"), std::string::npos);
 }
 
 TEST(LeastStepSeconds, GrowsWithTheWork) {

@@ -56,7 +56,7 @@ std::vector<Prompt> prompts_of(const nlohmann::json& requests, const Trainer& tr
   const Tokenizer& tokenizer = trainer.tokenizer();
   RequestReader reader{.tokenizer = &tokenizer, .document_end = tokenizer.special().eod.value_or(-1)};
   reader.defaults.sampling.seed = static_cast<uint64_t>(trainer.args().seed);
-  const int32_t end = trainer.model().encodes ? use_encoder_rules(reader) : reader.document_end;
+  const int32_t end = trainer.model().source ? use_encoder_rules(reader) : reader.document_end;
   if (end >= 0) reader.defaults.stop.tokens = {end};
   reader.defaults.beams.stop_token = end;
   std::vector<Prompt> prompts;
@@ -70,7 +70,7 @@ std::vector<Prompt> prompts_of(const nlohmann::json& requests, const Trainer& tr
                                .max_rows = max_texts_at_once,
                                .max_tokens = std::numeric_limits<int64_t>::max(),
                                .has_tokenizer = true,
-                               .encodes = trainer.model().encodes};
+                               .has_source = trainer.model().source.has_value()};
     std::vector<Problem> problems = request_problems(prompt.request, limits);
     for (Problem& problem : problems) problem.where = where + ", " + problem.where;
     if (!problems.empty()) throw UserError(ExitCode::data, std::move(problems));
@@ -126,7 +126,7 @@ class TrainingTexts {
       const GenerationRequest& request = prompt.request;
       const auto length = static_cast<int64_t>(request.prompt.size()) + request.max_new_tokens;
       longest = std::max(longest, length);
-      longest_source = std::max(longest_source, static_cast<int64_t>(request.encoder_tokens.size()));
+      longest_source = std::max(longest_source, static_cast<int64_t>(request.source.size()));
       rows += std::max(request.choices, request.beams.width);
     }
     const Tokenizer& tokenizer = trainer_.tokenizer();
@@ -186,7 +186,7 @@ nlohmann::json read_on_first_rank(const Trainer& trainer, const std::string& pat
 }  // namespace
 
 TextSampler make_text_sampler(Trainer& trainer) {
-  if (!trainer.model().generates) {
+  if (!trainer.family().generates) {
     throw config_error({.what = "models of this family do not generate text",
                         .where = "--generate-interval",
                         .fix = "Leave it out"});

@@ -83,7 +83,7 @@ Trainer::Trainer(const Arguments& args, const Mesh& mesh, const JobModel& model)
     engine_ = std::make_unique<TrainEngine>(options, mesh_);
   }
   nan_policy_.emplace(args_, *engine_);
-  checkpointed_.emplace(args_, *engine_, state_, checkpoint_config(args_, family_.name, engine_->options()));
+  checkpointed_.emplace(args_, *engine_, state_, checkpoint_config(args_, family_, engine_->options()));
   saver_.emplace(*checkpointed_);
   hf_output_.emplace(*checkpointed_, *saver_);
   if (args_.remove_padding == "always" && !removes_padding_ && is_first_rank())
@@ -120,6 +120,7 @@ bool Trainer::load() {
   const Start start = load_start(*checkpointed_, finetuning_);
   if (!start.resumed) return start.has_weights;
   state_.load(start.resumed->state, schedule_rule(args_));
+  loaded_iteration_ = state_.iteration;
   train_iters_ = planned_iters();
   size_data();
   if (args_.no_load_optim) state_.optimizer_steps = 0;

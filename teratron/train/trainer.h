@@ -49,6 +49,9 @@ class Trainer {
   const Mesh& mesh() const { return mesh_; }
   const TrainState& state() const { return state_; }
   TrainState& state() { return state_; }
+  /// Steps since load().
+  int64_t new_steps() const { return state_.iteration - loaded_iteration_; }
+  const Family& family() const { return family_; }
   const ModelPlan& model() const { return engine_->options().model; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   TrainEngine& engine() { return *engine_; }
@@ -129,6 +132,7 @@ class Trainer {
   std::unique_ptr<TrainEngine> engine_;
   std::unique_ptr<TrainData> data_;
   TrainState state_;
+  int64_t loaded_iteration_ = 0;
   BatchSchedule batches_;
   int64_t train_iters_ = 0;
   std::optional<NanPolicy> nan_policy_;

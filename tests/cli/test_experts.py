@@ -195,11 +195,11 @@ def test_bad_layouts_of_generation(checkpoint, tmp_path):
         what = ["--prompt", "1"] if command == "generate" else ["--data", __file__]
         return teratron(*launched(ranks, "threads", tmp_path), command, "--load", checkpoint, "--device", "cpu", *what, *flags, code=2)
 
-    message(refused(3, "--ep", "3", "--tp", "1"), "8 experts", "3 expert-parallel ranks", "--expert-model-parallel-size")
+    message(refused(3, "--ep", "3", "--tp", "1"), "num_experts = 8", "expert_model_parallel_size = 3", "one of 1, 2, 4, 8")
     message(refused(2, "--tp", "1", "--ep", "4"), "expert_model_parallel_size = 4", "there are 2", "--nproc-per-node 4")
     message(refused(6, "--tp", "3", "--ep", "2"), "do not divide each other")
     message(refused(4, "--pp", "2", "--ep", "4", "--tp", "1"), "a stage has 2", "--nproc-per-node 8")
-    message(refused(5, "--tp", "1", "--ep", "1", "--etp", "5"), "experts of width 24", "--expert-tensor-parallel-size")
+    message(refused(5, "--tp", "1", "--ep", "1", "--etp", "5"), "moe_ffn_hidden_size = 24", "--expert-tensor-parallel-size")
     message(refused(3, "--ep", "2", command="eval"), "expert_model_parallel_size = 2", "does not divide the 3 ranks")
     dense = ["--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "16", "--max-position-embeddings", "16"]
     teratron("pretrain", "gpt", *dense, *VOCABULARY, "--mock-data", "--micro-batch-size", "1", "--lr", "1e-3", "--train-iters", "1", "--eval-iters", "0",

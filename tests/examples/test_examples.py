@@ -137,6 +137,14 @@ def test_custom_model(built, tmp_path):
     resumed = run(program, "pretrain", "average", *TINY, "--load", tmp_path / "run", "--ckpt-step", "10")
     assert "at iteration 10" in resumed and losses(resumed) == losses(alone)[2:]
     run(program, "pretrain", "average", *TINY, "--reset-attention-mask", code=2)
+    (tmp_path / "ids").write_text("1 2 3 4 5\n1 2 3\n")
+    run(program, "logits", "--load", tmp_path / "run", "--input", tmp_path / "ids", "--output", tmp_path / "logits")
+    five, three = (load_file(tmp_path / "logits")[f"logits.{line}"] for line in (0, 1))
+    assert five.shape == (5, 31) and five[:3].allclose(three, atol=1e-5) and not five[0].allclose(five[1], atol=1e-5)
+    refused = run_all(program, "generate", "--load", tmp_path / "run", "--prompt", "1", code=2).stderr
+    assert "models of family average do not generate text" in refused and "one of gpt, t5" in refused
+    unknown = run_all(BINARY, "logits", "--load", tmp_path / "run", "--input", tmp_path / "ids", "--output", tmp_path / "x", code=2)
+    assert "'average' is not a known model" in unknown.stderr, "it is the program's"
     families = run(program, "pretrain", "--help")
     assert "average" in families and "gpt" in families, "the program's own families and those of teratron"
 
@@ -170,6 +178,11 @@ def test_own_model(built, tmp_path):
     assert len(texts) == 20 and len({len(text.split()) for text in texts}) > 4, "they end one after the other"
     for request, text in list(zip(map(json.loads, sources.read_text().splitlines()), texts))[::3]:
         assert text.split() == list(map(str, reversed(request["encoder_tokens"])))[:len(text.split())]
+    answers = tmp_path / "answers.jsonl"
+    for ranks, layout in (1, []), (4, ["--pp", "2"]):
+        run(program, "launch", "--nproc-per-node", ranks, "--backend", "threads", "--log-dir", tmp_path / "logs", "--", "generate",
+            "--load", tmp_path / "learned", *layout, "--device", "cpu", "--input", sources, "--output", answers)
+        assert [json.loads(line)["text"] for line in answers.read_text().splitlines()] == texts, "with the checkpoint's own flags"
     run(program, "launch", "--nproc-per-node", "8", "--backend", "threads", "--log-dir", tmp_path / "logs", "--", "pretrain",
         "reverse", *flags, "--tp", "2", "--pp", "2", "--micro-batch-size", "1", "--train-iters", "401", "--lr", "1e-9",
         "--load", tmp_path / "learned", "--save", tmp_path / "eight", "--override-opt-param-scheduler",

@@ -35,13 +35,13 @@ bool all_know(bool has_terminal, HostGroup& ranks) {
   return ranks.broadcast_bytes(has_terminal ? "1" : "0") == "1";
 }
 
-ExitCode run_rank(const ParsedArguments& parsed, const Mesh& mesh) {
+ExitCode run_rank(const ParsedArguments& parsed, const Registry& registry, const Mesh& mesh) {
   const Arguments& args = parsed.args;
   const bool asks = !args.input && args.prompt.empty() && !args.sample_input_file && args.num_samples == 0;
   const std::unique_ptr<JobTerminal> terminal =
       asks && mesh.rank() == 0 ? JobTerminal::open(mesh.world_size()) : nullptr;
   const bool interactive = asks && all_know(terminal != nullptr, *mesh.world().communicator);
-  const GenerateJob job = load_generate_job(parsed, mesh, !args.input);
+  const GenerateJob job = load_generate_job(parsed, mesh, !args.input, registry.families);
   if (args.input) return generate_lines(job);
   if (interactive) {
     generate_in_terminal(job, terminal.get());
@@ -53,7 +53,7 @@ ExitCode run_rank(const ParsedArguments& parsed, const Mesh& mesh) {
 
 }  // namespace
 
-int generate_command(std::span<const std::string> args) {
+int generate_command(std::span<const std::string> args, const Registry& registry) {
   const Program program = inference_program("generate");
   const ParsedArguments parsed = parse_arguments(program, args, {.architecture = architecture_settings});
   if (parsed.help) {
@@ -64,7 +64,7 @@ int generate_command(std::span<const std::string> args) {
   start_inference(parsed);
   ExitCode code = ExitCode::ok;
   run_model_parallel(parsed, [&](const Mesh& mesh) {
-    const ExitCode own = run_rank(parsed, mesh);
+    const ExitCode own = run_rank(parsed, registry, mesh);
     if (mesh.rank() == 0) code = own;
   });
   return static_cast<int>(code);

@@ -10,11 +10,11 @@ namespace teratron {
 
 namespace {
 
-RequestReader request_reader(const Arguments& args, const Tokenizer* tokenizer, bool encodes) {
+RequestReader request_reader(const Arguments& args, const Tokenizer* tokenizer, bool has_source) {
   RequestReader reader{.tokenizer = tokenizer, .add_bos = args.add_bos};
   if (tokenizer) reader.document_end = tokenizer->special().eod.value_or(-1);
-  const int32_t usual_end = encodes ? use_encoder_rules(reader) : reader.document_end;
-  if (encodes && args.add_bos) {
+  const int32_t usual_end = has_source ? use_encoder_rules(reader) : reader.document_end;
+  if (has_source && args.add_bos) {
     throw config_error({.what = "the prompt is an encoder's source, which begins with no added token",
                         .where = "--add-bos",
                         .fix = "Leave it out"});
@@ -48,14 +48,17 @@ RequestReader request_reader(const Arguments& args, const Tokenizer* tokenizer, 
 
 }  // namespace
 
-GenerateJob load_generate_job(const ParsedArguments& parsed, const Mesh& mesh, bool needs_tokenizer) {
-  GenerateJob job{
-      .mesh = mesh,
-      .loaded = load_for_inference(
-          parsed,
-          {.dtype = model_dtype(parsed.args), .device = choose_device(parsed.args), .generates = true}, mesh),
-      .tokenizer = nullptr,
-      .reader = {}};
+GenerateJob load_generate_job(const ParsedArguments& parsed, const Mesh& mesh, bool needs_tokenizer,
+                              std::span<const Family> families) {
+  GenerateJob job{.mesh = mesh,
+                  .loaded = load_for_inference(parsed,
+                                               {.dtype = model_dtype(parsed.args),
+                                                .device = choose_device(parsed.args),
+                                                .generates = true,
+                                                .families = families},
+                                               mesh),
+                  .tokenizer = nullptr,
+                  .reader = {}};
   std::string problem;
   try {
     job.tokenizer = build_tokenizer(tokenizer_options(job.args()));
@@ -63,7 +66,7 @@ GenerateJob load_generate_job(const ParsedArguments& parsed, const Mesh& mesh, b
     if (needs_tokenizer) throw;
     problem = error.what();
   }
-  job.reader = request_reader(job.args(), job.tokenizer.get(), job.loaded.model.encodes);
+  job.reader = request_reader(job.args(), job.tokenizer.get(), job.loaded.model.source.has_value());
   job.reader.no_tokenizer = problem;
   return job;
 }

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "teratron/generate/json/request_json.h"
@@ -22,8 +23,9 @@ struct GenerateJob {
   HostGroup& ranks() const { return *mesh.world().communicator; }
 };
 
-/// Loads the model. `needs_tokenizer`: UserError if there is none. Collective.
-GenerateJob load_generate_job(const ParsedArguments& parsed, const Mesh& mesh, bool needs_tokenizer);
+/// Loads the model. `needs_tokenizer`: UserError if there is none. `families`: a program's. Collective.
+GenerateJob load_generate_job(const ParsedArguments& parsed, const Mesh& mesh, bool needs_tokenizer,
+                              std::span<const Family> families = {});
 
 /// The engine that the flags ask for.
 EngineSettings engine_settings(const GenerateJob& job);

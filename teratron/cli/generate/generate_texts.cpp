@@ -106,7 +106,7 @@ std::vector<Prompt> prompts_of(const GenerateJob& job) {
                         .where = "--num-samples",
                         .fix = "Use one of them"});
   }
-  if (args.num_samples > 0 && job.reader.encodes) {
+  if (args.num_samples > 0 && job.reader.has_source) {
     throw config_error({.what = "a model with an encoder generates no text without a source",
                         .where = "--num-samples",
                         .fix = "Use --prompt"});
@@ -148,8 +148,7 @@ EngineSettings settings_for(const GenerateJob& job, const std::vector<Prompt>& p
     rows += std::max(request.choices, request.beams.width);
     settings.longest =
         std::max(settings.longest, static_cast<int64_t>(request.prompt.size()) + request.max_new_tokens);
-    settings.longest_source =
-        std::max(settings.longest_source, static_cast<int64_t>(request.encoder_tokens.size()));
+    settings.longest_source = std::max(settings.longest_source, static_cast<int64_t>(request.source.size()));
   }
   const int64_t most = settings.max_rows > 0               ? settings.max_rows
                        : job.loaded.model.device.is_cuda() ? 64

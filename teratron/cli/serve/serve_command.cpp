@@ -92,7 +92,8 @@ class DrainSignals {
   std::optional<StopSignals> signals_;
 };
 
-void serve_rank(const ParsedArguments& parsed, const Mesh& mesh, DrainSignals& signals) {
+void serve_rank(const ParsedArguments& parsed, const Registry& registry, const Mesh& mesh,
+                DrainSignals& signals) {
   const Arguments& args = parsed.args;
   Metrics metrics;
   std::optional<HttpServer> server;
@@ -101,8 +102,8 @@ void serve_rank(const ParsedArguments& parsed, const Mesh& mesh, DrainSignals& s
     server.emplace(http_options(args, metrics));
     port = server->bind();
   }
-  const GenerateJob job = load_generate_job(parsed, mesh, true);
-  if (job.reader.encodes) {
+  const GenerateJob job = load_generate_job(parsed, mesh, true, registry.families);
+  if (job.reader.has_source) {
     throw config_error({.what = "the server's prompts are those of a decoder, but the model has an encoder",
                         .where = "--load",
                         .fix = "Use a GPT, or `teratron generate` for this model"});
@@ -124,7 +125,7 @@ void bound_freed_memory() {
 
 }  // namespace
 
-int serve_command(std::span<const std::string> args) {
+int serve_command(std::span<const std::string> args, const Registry& registry) {
   bound_freed_memory();
   const Program program = inference_program("serve");
   const ParsedArguments parsed = parse_arguments(program, args, {.architecture = architecture_settings});
@@ -134,7 +135,7 @@ int serve_command(std::span<const std::string> args) {
   }
   start_inference(parsed);
   DrainSignals signals;
-  run_model_parallel(parsed, [&](const Mesh& mesh) { serve_rank(parsed, mesh, signals); });
+  run_model_parallel(parsed, [&](const Mesh& mesh) { serve_rank(parsed, registry, mesh, signals); });
   return static_cast<int>(ExitCode::ok);
 }
 

@@ -52,9 +52,9 @@ void report_figures(const EvalData& data, const nlohmann::ordered_json& figures)
   }
 }
 
-void evaluate_lines(const ParsedArguments& parsed, const Mesh& mesh) {
+void evaluate_lines(const ParsedArguments& parsed, const Registry& registry, const Mesh& mesh) {
   const Arguments& args = parsed.args;
-  GenerateJob job = load_generate_job(parsed, mesh, true);
+  GenerateJob job = load_generate_job(parsed, mesh, true, registry.families);
   use_eval_defaults(parsed, job);
   check_vocabulary(job);
   const LanguageModel& model = job.loaded.model;
@@ -64,7 +64,7 @@ void evaluate_lines(const ParsedArguments& parsed, const Mesh& mesh) {
                                              .max_positions = model.max_positions,
                                              .max_rows = args.inference_max_requests.value_or(16),
                                              .has_tokenizer = true,
-                                             .encodes = model.encodes}});
+                                             .has_source = model.source.has_value()}});
   const RequestList requests{.size = static_cast<int64_t>(data.requests.size()),
                              .get = [&](int64_t i) { return data.requests.at(i); }};
   const ReplicatedModel replicated = replicated_model(job);
@@ -89,7 +89,7 @@ void evaluate_lines(const ParsedArguments& parsed, const Mesh& mesh) {
 
 }  // namespace
 
-int eval_command(std::span<const std::string> args) {
+int eval_command(std::span<const std::string> args, const Registry& registry) {
   const Program program = inference_program("eval");
   const ParsedArguments parsed = parse_arguments(program, args, {.architecture = architecture_settings});
   if (parsed.help) {
@@ -103,7 +103,7 @@ int eval_command(std::span<const std::string> args) {
   reject_megatron(parsed.args.load, "--load");
   check_output(parsed.args.json, "--json");
   check_output(parsed.args.predictions, "--predictions");
-  run_replicas(parsed, [&](const Mesh& mesh) { evaluate_lines(parsed, mesh); });
+  run_replicas(parsed, [&](const Mesh& mesh) { evaluate_lines(parsed, registry, mesh); });
   return 0;
 }
 

@@ -77,7 +77,7 @@ void evaluate_texts(const ParsedArguments& parsed, const Mesh& mesh) {
   if (first) print("building GPT model ...");
   const GenerateJob job = load_generate_job(parsed, mesh, true);
   check_vocabulary(job);
-  if (job.loaded.model.encodes) {
+  if (job.loaded.model.source) {
     throw config_error(
         {.what = fmt::format("{} is a task of a GPT, but the model has an encoder", *args.task),
          .where = "--load",

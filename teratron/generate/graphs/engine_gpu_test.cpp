@@ -84,7 +84,7 @@ std::vector<GenerationRequest> sources() {
   std::vector<GenerationRequest> requests;
   for (int64_t i = 0; i < 12; ++i) {
     GenerationRequest& request = requests.emplace_back();
-    request.encoder_tokens = ids(110);
+    request.source = ids(110);
     request.prompt = i % 3 == 2 ? ids(20) : std::vector<int32_t>{1};
     request.max_new_tokens = 5 + static_cast<int64_t>(random() % 60);
     request.sampling.seed = random();

@@ -30,7 +30,7 @@ std::optional<std::vector<int32_t>> read_text(RequestFields& fields, const Reque
   std::vector<int32_t> ids;
   if (!reader.tokenizer) {
     fields.problem("prompt", fmt::format("a prompt needs a tokenizer ({})", reader.no_tokenizer),
-                   reader.encodes ? "Use encoder_tokens" : "Use tokens");
+                   reader.has_source ? "Use encoder_tokens" : "Use tokens");
     return ids;
   }
   try {
@@ -49,7 +49,7 @@ void read_source(RequestFields& fields, const RequestReader& reader, GenerationR
   if (!fields.has("prompt") && !fields.has("encoder_tokens"))
     fields.problem("prompt", "there is neither prompt nor encoder_tokens", "Add one of them");
   set_prompt(reader, text.value_or(std::vector<int32_t>{}), request);
-  if (source) request.encoder_tokens = *source;
+  if (source) request.source = *source;
   if (start) request.prompt = *start;
   if (request.prompt.empty() && (start || !fields.has("tokens")))
     fields.problem("tokens", "there is no token with which the decoder begins", "Put it into tokens");
@@ -57,7 +57,7 @@ void read_source(RequestFields& fields, const RequestReader& reader, GenerationR
 
 void read_prompt(RequestFields& fields, const RequestReader& reader, bool add_bos,
                  GenerationRequest& request) {
-  if (reader.encodes) return read_source(fields, reader, request);
+  if (reader.has_source) return read_source(fields, reader, request);
   const auto text = read_text(fields, reader), ids = read_ids(fields, "tokens");
   fields.unsupported("encoder_tokens", {}, "Leave it out: this model has no encoder");
   if (text && ids) fields.problem("tokens", "prompt and tokens are both given", "Use one of them");
@@ -127,7 +127,7 @@ nlohmann::ordered_json choice_to_json(const GeneratedChoice& choice, const Gener
 }  // namespace
 
 int32_t use_encoder_rules(RequestReader& reader) {
-  reader.encodes = true;
+  reader.has_source = true;
   if (!reader.tokenizer) return -1;
   const SpecialTokens& special = reader.tokenizer->special();
   reader.source_end = special.eos.value_or(-1);
@@ -136,12 +136,12 @@ int32_t use_encoder_rules(RequestReader& reader) {
 }
 
 void set_prompt(const RequestReader& reader, std::vector<int32_t> tokens, GenerationRequest& request) {
-  if (!reader.encodes) {
+  if (!reader.has_source) {
     request.prompt = std::move(tokens);
     return;
   }
-  request.encoder_tokens = std::move(tokens);
-  std::vector<int32_t>& source = request.encoder_tokens;
+  request.source = std::move(tokens);
+  std::vector<int32_t>& source = request.source;
   // T5's tokenizers of Hugging Face end every text with it.
   const bool has_end = !source.empty() && source.back() == reader.source_end;
   if (reader.source_end >= 0 && !has_end) source.push_back(reader.source_end);

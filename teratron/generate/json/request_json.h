@@ -20,7 +20,7 @@ struct RequestReader {
   bool add_bos = false;
   int64_t total_length = 0;  // of prompt and answer where max_new_tokens is left out; 0: see defaults
   // With an encoder, whose source is the prompt:
-  bool encodes = false;
+  bool has_source = false;
   int32_t decoder_start = -1;  // id; -1: none
   int32_t source_end = -1;     // id after a source of text; -1: none
 };

@@ -58,6 +58,7 @@ Family bert_family() {
       .check = check_bert,
       .plan = plan_of,
       .datasets = [](const DataRequest& request) { return build_bert_datasets(bert_data_options(request)); },
+      .generates = false,
       .classifier = bert_classifier_family};
 }
 
@@ -65,7 +66,6 @@ ModelPlan bert_plan(const BertConfig& config, const BatchSchema& batch) {
   ModelPlan plan = language_model_plan(config, "encoder", batch);
   plan.packs_rows = true;
   if (config.binary_head) plan.losses = {"lm loss", "sop loss"};
-  plan.generates = false;
   plan.build = [config](const StageContext& part) { return std::make_unique<Bert>(config, part); };
   plan.inference = bert_inference(config);
   plan.operators = bert_operators(config, batch);

@@ -79,7 +79,6 @@ ModelPlan classifier_plan(ModelPlan model, std::string_view name, const Language
                           const ClassifierOptions& options) {
   model.losses = {"loss"};
   model.layer_sums = {};
-  model.generates = false;
   model.inference.of_texts = true;
   model.summary = fmt::format("{} classifier: {} outputs, {} layers, hidden {}, {} heads", name,
                               options.outputs, config.layers, config.hidden, config.heads);

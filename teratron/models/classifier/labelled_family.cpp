@@ -47,6 +47,8 @@ Family on_labelled_texts(Family classifier, LabelledForm form) {
     check_labelled(args, problems);
     if (own) own(args, problems);
   };
+  classifier.generates = false;
+  classifier.settings.names.emplace_back(classifier.name);
   classifier.datasets = [form](const DataRequest& request) { return labelled_datasets(form, request); };
   return classifier;
 }

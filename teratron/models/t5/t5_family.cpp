@@ -96,11 +96,11 @@ std::vector<Channel> channels_of(const T5Config& config) {
   const int64_t source = config.encoder.layers, all = source + config.decoder.layers;
   Channel encoding = hidden_channel("hidden", "encoder_index", config.encoder);
   encoding.crosses = [source](int64_t layer) { return layer < source; };
-  encoding.needs_column = "encoder_index";
+  encoding.of_source = true;
   const Channel encoded{.name = "encoder_output",
                         .shape = encoding.shape,
                         .crosses = [source, all](int64_t layer) { return layer >= source && layer < all; },
-                        .needs_column = "encoder_index"};
+                        .of_source = true};
   Channel decoding = hidden_channel("decoder_hidden", "decoder_index", config.decoder);
   decoding.crosses = [source](int64_t layer) { return layer > source; };
   return {encoding, encoded, decoding};
@@ -131,7 +131,8 @@ ModelPlan t5_plan(const T5Config& config, const BatchSchema& batch) {
           .vocabulary = config.vocabulary,
           .padded_vocabulary = config.padded_vocabulary,
           .max_positions = config.max_positions,
-          .encodes = true,
+          .text = {.tokens = "decoder_tokens", .index = "decoder_index", .hidden = "decoder_hidden"},
+          .source = SourceOptions{.tokens = "encoder_tokens", .index = "encoder_index"},
           .build = [config](const StageContext& part) { return std::make_unique<T5>(config, part); },
           .inference = t5_inference(config),
           .operators = t5_operators(config, batch),

@@ -192,18 +192,39 @@ void check_values(const Rule& rule, Validation& v) {
       fmt::format("Use a value {} {}, or change {}", relation, limit, rule.other));
 }
 
-bool applies(std::string_view when, const Validation& v) {
+bool applies(std::string_view when, const Arguments& args, const Sources& sources) {
   constexpr std::string_view negation = "without ";
   if (when.empty()) return true;
-  if (!when.starts_with(negation)) return find_held(when, v.args, v.sources).has_value();
-  return !find_held(when.substr(negation.size()), v.args, v.sources);
+  if (!when.starts_with(negation)) return find_held(when, args, sources).has_value();
+  return !find_held(when.substr(negation.size()), args, sources);
+}
+
+std::optional<int64_t> integer(std::string_view name, const Arguments& args) {
+  const Value value = get_value(arguments_schema().field(name), &args);
+  const auto* const number = std::get_if<int64_t>(&value);
+  return number ? std::optional(*number) : std::nullopt;
 }
 
 }  // namespace
 
+std::vector<Validation::Divisible> divided_sizes(const Arguments& args) {
+  std::vector<Validation::Divisible> sizes;
+  for (const Rule& rule : rules) {
+    const bool divides = rule.relation == divisible_by && rule.other.ends_with("_parallel_size");
+    if (!divides || !arguments_schema().field(rule.subject).model || !applies(rule.when, args, {})) continue;
+    const auto size = integer(rule.subject, args), ranks = integer(rule.other, args);
+    if (size && ranks) sizes.push_back({rule.subject, *size, rule.other, *ranks, rule.reason});
+  }
+  if (!args.num_experts || !args.moe_ffn_hidden_size) return sizes;
+  const int64_t ranks = args.expert_tensor_parallel_size.value_or(args.tensor_model_parallel_size);
+  sizes.push_back(
+      {"moe_ffn_hidden_size", *args.moe_ffn_hidden_size, "expert_tensor_parallel_size", ranks, ""});
+  return sizes;
+}
+
 void check_rules(Validation& v) {
   for (const Rule& rule : rules) {
-    if (!applies(rule.when, v)) continue;
+    if (!applies(rule.when, v.args, v.sources)) continue;
     if (rule.relation >= divisible_by) {
       check_values(rule, v);
     } else {

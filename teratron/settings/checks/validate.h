@@ -48,6 +48,9 @@ struct IgnoredSetting {
 };
 std::vector<IgnoredSetting> ignored_settings(const Arguments& args, const Sources& sources);
 
+/// Sizes of the model that are set, each with the number of ranks that it is divided over.
+std::vector<Validation::Divisible> divided_sizes(const Arguments& args);
+
 void derive_mock_defaults(Validation& v);  // before all checks
 void check_model(Validation& v);
 void check_parallel(Validation& v, int64_t world_size);

@@ -152,8 +152,9 @@ class LineReader {
     const int64_t positions = reader_.limits.max_positions;
     const bool fits = request.max_new_tokens < positions;
     const int64_t longest = fits ? positions - request.max_new_tokens : std::max<int64_t>(1, positions / 2);
-    std::vector<int32_t>& tokens = reader_.limits.encodes ? request.encoder_tokens : request.prompt;
-    const int64_t more = static_cast<int64_t>(tokens.size()) - (reader_.limits.encodes ? positions : longest);
+    std::vector<int32_t>& tokens = reader_.limits.has_source ? request.source : request.prompt;
+    const int64_t more =
+        static_cast<int64_t>(tokens.size()) - (reader_.limits.has_source ? positions : longest);
     if (more <= 0) return;
     tokens.erase(tokens.begin(), tokens.begin() + more);
     data_.truncated += 1;
@@ -213,7 +214,7 @@ GenerationRequest decoder_request(const ContinuationTexts& texts, const EvalRead
         {"the tokenizer has no token with which the decoder begins", where, "Use another tokenizer"});
   append_bare(*reader.requests.tokenizer, texts.continuation, request.prompt);
   check_lengths(static_cast<int64_t>(request.prompt.size()) - request.logprobs_from, reader, where);
-  std::vector<int32_t>& source = request.encoder_tokens;
+  std::vector<int32_t>& source = request.source;
   const int64_t more = static_cast<int64_t>(source.size()) - reader.limits.max_positions;
   if (more > 0) source.erase(source.begin(), source.begin() + more);
   truncated += more > 0 ? 1 : 0;
@@ -225,7 +226,7 @@ GenerationRequest decoder_request(const ContinuationTexts& texts, const EvalRead
 GenerationRequest continuation_request(const ContinuationTexts& texts, const EvalReader& reader,
                                        const std::string& where, int64_t& truncated) {
   GenerationRequest request;
-  if (reader.limits.encodes) {
+  if (reader.limits.has_source) {
     request = decoder_request(texts, reader, where, truncated);
   } else {
     const std::string context(right_stripped(texts.context));

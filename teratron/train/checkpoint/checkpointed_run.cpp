@@ -8,9 +8,10 @@
 
 namespace teratron {
 
-std::string checkpoint_config(const Arguments& args, std::string_view family, const EngineOptions& options) {
+std::string checkpoint_config(const Arguments& args, const Family& family, const EngineOptions& options) {
   nlohmann::json config = nlohmann::json::parse(to_json(args));
-  config["model_family"] = family;
+  config.update(nlohmann::json::parse(family_settings(family)));
+  config["model_family"] = family.name;
   config["tokenizer_vocab_size"] = options.model.vocabulary;
   if (options.lora) {
     config["lora_rank"] = options.lora->rank;

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 
+#include "teratron/models/family.h"
 #include "teratron/settings/arguments.h"
 #include "teratron/train/checkpoint/train_state.h"
 #include "teratron/train/engine/engine.h"
@@ -21,6 +21,6 @@ struct CheckpointedRun {
 };
 
 /// The settings of a run as its checkpoints hold them, with absolute paths: JSON.
-std::string checkpoint_config(const Arguments& args, std::string_view family, const EngineOptions& options);
+std::string checkpoint_config(const Arguments& args, const Family& family, const EngineOptions& options);
 
 }  // namespace teratron

@@ -49,7 +49,6 @@ void report_or_warn(const std::filesystem::path& directory) {
 }  // namespace
 
 void TrainLog::open() {
-  first_iteration_ = state().iteration;
   const RunInfo info = run_info(trainer_);
   meter_ = std::make_unique<IntervalMeter>(info);
   if (!trainer_.is_last_rank()) return;
@@ -111,8 +110,7 @@ void TrainLog::interval() {
 }
 
 void TrainLog::memory() const {
-  const int64_t steps = state().iteration - first_iteration_;
-  if (steps > 2 || trainer_.mesh().data_parallel().rank != 0) return;
+  if (trainer_.new_steps() > 2 || trainer_.mesh().data_parallel().rank != 0) return;
   const std::optional<MemoryUse> memory = device_memory(trainer_.device());
   if (memory) print_line(memory_line(trainer_.mesh().rank(), state().iteration, *memory));
 }

@@ -45,7 +45,6 @@ class TrainLog {
   std::unique_ptr<MetricsLogger> logger_;  // of the last rank
   std::unique_ptr<IntervalMeter> meter_;
   std::unique_ptr<Progress> progress_;  // of the last rank
-  int64_t first_iteration_ = 0;         // done before this process
 };
 
 }  // namespace teratron

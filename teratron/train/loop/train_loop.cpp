@@ -47,7 +47,6 @@ bool TrainLoop::load() {
     trainer_.load();
   }
   if (args().load) log_.timers(trainer_.timers(), 1);
-  first_iteration_ = state().iteration;
   const bool finished =
       !args().skip_train && state().iteration > 0 && state().iteration >= trainer_.train_iters();
   trainer_.hf_output().check(finished);
@@ -167,7 +166,7 @@ ExitCode TrainLoop::finish() {
   saves_.finish();
   // Saved before anything else can fail, but logged where Megatron-LM logs it.
   std::optional<SaveMetrics> saved;
-  if (state().iteration > first_iteration_) saved = saves_.save_last();
+  if (trainer_.new_steps() > 0) saved = saves_.save_last();
   trainer_.hf_output().write(trainer_.train_iters());
   if (!stop_.stops()) evaluator_.evaluate(Split::valid, "the end of training for val data");
   if (saved) saves_.log(*saved);

@@ -86,8 +86,7 @@ class TrainLoop {
     std::function<void()> work;
   } epochs_;
   TextSamplerFactory make_sampler_;
-  TextSampler sampler_;          // null: no --generate-interval
-  int64_t first_iteration_ = 0;  // done before this process
+  TextSampler sampler_;  // null: no --generate-interval
 };
 
 }  // namespace teratron
