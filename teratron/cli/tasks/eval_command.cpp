@@ -18,6 +18,8 @@ std::string eval_help(const Program& program) {
   const std::vector<Field> fields = {
       reworded("max_new_tokens",
                "Maximum number of generated tokens; default 256, or half the model's positions"),
+      reworded("out_seq_length",
+               "Maximum length in tokens with the prompt; without --max-new-tokens only if it is given"),
       reworded("temperature", "Sampling temperature; if it is given, --top-k is 0 by default")};
   const std::vector<ArgsDefault> defaults = {{"top_k", "1"}};
   return arguments_help(
