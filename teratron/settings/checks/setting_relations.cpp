@@ -10,7 +10,6 @@ namespace teratron {
 namespace {
 
 enum class Relation : uint8_t {
-  refused,      // the condition alone
   at_most_one,  // of the conditions
   excludes,     // of two conditions only one may hold
   needs,        // the first condition needs the other
@@ -28,9 +27,9 @@ using enum Relation;
 struct Rule {
   std::string_view subject;  // conditions (find_held), or a setting or formula
   Relation relation;
-  std::string_view other;        // of `refused`: what is wrong, after "name = value "
-  std::string_view reason = {};  // of `refused`: the fix
-  std::string_view when = {};    // applies()
+  std::string_view other;
+  std::string_view reason = {};
+  std::string_view when = {};  // applies()
 };
 
 // Relative ones have no last position.
@@ -71,7 +70,7 @@ constexpr Rule rules[] = {
     {"--attention-head-type multiquery", excludes, "--num-query-groups > 1"},
     {"num_query_groups", equals, "num_attention_heads", "--attention-head-type multihead is a key/value head per attention head", "--attention-head-type multihead and --group-query-attention"},
     {"--no-position-embedding", excludes, "--position-embedding-type learned_absolute"},
-    {"--swiglu or --geglu or --relu or --squared-relu or --openai-gelu", at_most_one, "An MLP has one activation"},
+    {"--swiglu or --geglu or --relu or --squared-relu or --openai-gelu", at_most_one, {}, "An MLP has one activation"},
     {"--rotary-seq-len-interpolation-factor", excludes, "--position-embedding-type yarn", "YaRN scales positions itself"},
     {"yarn_beta_slow", less_than, "yarn_beta_fast", {}, "--position-embedding-type yarn"},
     {"--use-rope-scaling", excludes, "--rotary-seq-len-interpolation-factor", {}, "--position-embedding-type rope"},
@@ -100,10 +99,8 @@ constexpr Rule rules[] = {
     {"moe_ffn_hidden_size", divisible_by, tp, expert_split, "--num-experts and without --expert-tensor-parallel-size"},
     {etp, equals, tp, "Tensor-parallel ranks have the same tokens unless you add --sequence-parallel", "--num-experts and --tensor-model-parallel-size > 1 and without --sequence-parallel"},
     {"moe_router_topk", at_most, "num_experts / moe_router_num_groups * moe_router_group_topk", "The chosen groups have no more experts", "--num-experts"},
-    {"--moe-router-topk 1", refused, "makes the softmax over the chosen expert always 1, without a gradient", "Add --moe-router-pre-softmax, or choose more experts", "--num-experts and --moe-router-score-function softmax and without --moe-router-pre-softmax or --moe-router-load-balancing-type sinkhorn"},
     {"--moe-router-load-balancing-type sinkhorn", excludes, "--moe-router-score-function sigmoid|sqrtsoftplus or --moe-router-pre-softmax or --moe-router-num-groups or --moe-router-topk-scaling-factor", "Sinkhorn chooses experts by itself, without scores, groups and a scaling factor", "--num-experts"},
     {"--moe-aux-loss-coeff > 0", excludes, "--moe-router-load-balancing-type none|sinkhorn", "The type has no loss", "--num-experts"},
-    {"--moe-expert-capacity-factor 0.0", refused, "drops every token", "Use a factor above 0, or a negative one to drop none", "--num-experts"},
     {"--moe-pad-expert-input-to-capacity", needs, "--moe-expert-capacity-factor > 0", "There is no capacity to pad to without it", "--num-experts"},
     // Recomputation
     {"--recompute-method", excludes, "--recompute-granularity selective"},
@@ -168,7 +165,6 @@ constexpr Rule rules[] = {
     {"--remove-padding always", excludes, "--cuda-graph-impl local", "CUDA graphs have fixed shapes"},
     {"--remove-padding always", needs, "--context-parallel-size 1", "Context-parallel ranks share each row with its padding"},
     // Data and tokenizer
-    {"--seed > 4294967295", refused, "exceeds the 32 bits that numpy's RandomState takes, which orders the data", "Use at most 4294967295"},
     {"--mock-data", excludes, "--data-path or --data-args-path"},
     {"--mock-data", excludes, per_split_paths},
     {"--data-path or --data-args-path", excludes, per_split_paths},
@@ -189,6 +185,19 @@ constexpr Rule rules[] = {
 };
 // clang-format on
 
+// Values that are wrong under a condition. `what` follows "name = value".
+struct Refusal {
+  std::string_view condition, what, fix, when = {};
+};
+
+// clang-format off
+constexpr Refusal refusals[] = {
+    {"--moe-router-topk 1", "makes the softmax over the chosen expert always 1, without a gradient", "Add --moe-router-pre-softmax, or choose more experts", "--num-experts and --moe-router-score-function softmax and without --moe-router-pre-softmax or --moe-router-load-balancing-type sinkhorn"},
+    {"--moe-expert-capacity-factor 0.0", "drops every token", "Use a factor above 0, or a negative one to drop none", "--num-experts"},
+    {"--seed > 4294967295", "exceeds the 32 bits that numpy's RandomState takes, which orders the data", "Use at most 4294967295"},
+};
+// clang-format on
+
 std::string with_reason(std::string what, std::string_view reason) {
   return reason.empty() ? what : fmt::format("{}. {}", what, reason);
 }
@@ -198,15 +207,8 @@ void check_at_most_one(const Rule& rule, Validation& v) {
   if (held.size() < 2) return;
   std::string flags;
   for (const HeldCondition& each : held) flags += (flags.empty() ? "" : " and ") + each.flag;
-  v.reject(held.front().name, fmt::format("{} are mutually exclusive. {}", flags, rule.other),
+  v.reject(held.front().name, with_reason(flags + " are mutually exclusive", rule.reason),
            "Set only one of them");
-}
-
-void check_refused(const Rule& rule, Validation& v) {
-  const auto held = find_held(rule.subject, v.args, v.sources);
-  if (!held) return;
-  const std::string value = python_str(get_value(arguments_schema().field(held->name), &v.args));
-  v.reject(held->name, fmt::format("{} = {} {}", held->name, value, rule.other), std::string(rule.reason));
 }
 
 void check_conditions(const Rule& rule, Validation& v) {
@@ -273,9 +275,7 @@ void check_values(const Rule& rule, Validation& v) {
 void check_rules(Validation& v) {
   for (const Rule& rule : rules) {
     if (!applies(rule.when, v.args, v.sources)) continue;
-    if (rule.relation == refused) {
-      check_refused(rule, v);
-    } else if (rule.relation == at_most_one) {
+    if (rule.relation == at_most_one) {
       check_at_most_one(rule, v);
     } else if (rule.relation < multiple_of) {
       check_conditions(rule, v);
@@ -284,6 +284,12 @@ void check_rules(Validation& v) {
     } else {
       check_values(rule, v);
     }
+  }
+  for (const auto& [condition, what, fix, when] : refusals) {
+    const auto held = find_held(condition, v.args, v.sources);
+    if (!held || !applies(when, v.args, v.sources)) continue;
+    const std::string value = python_str(get_value(arguments_schema().field(held->name), &v.args));
+    v.reject(held->name, fmt::format("{} = {} {}", held->name, value, what), std::string(fix));
   }
 }
 
