@@ -94,9 +94,11 @@ std::span<const BenchShape> bench_shapes() {
   return shapes;
 }
 
-std::string bench_shape_names() {
+std::string bench_shape_names(const std::function<bool(const BenchShape&)>& has) {
   std::vector<std::string_view> names;
-  for (const BenchShape& shape : shapes) names.push_back(shape.name);
+  for (const BenchShape& shape : shapes) {
+    if (!has || has(shape)) names.push_back(shape.name);
+  }
   return fmt::format("{}", fmt::join(names, ", "));
 }
 

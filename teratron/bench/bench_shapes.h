@@ -1,6 +1,7 @@
 // Model shapes to benchmark, as flags of `teratron pretrain`.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,8 +16,8 @@ struct BenchShape {
 };
 
 std::span<const BenchShape> bench_shapes();
-/// Their names, comma-separated.
-std::string bench_shape_names();
+/// Names of those that `has` accepts (null: all), comma-separated.
+std::string bench_shape_names(const std::function<bool(const BenchShape&)>& has = nullptr);
 
 /// UserError(config) for an unknown name.
 const BenchShape& find_bench_shape(std::string_view name);

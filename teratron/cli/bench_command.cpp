@@ -24,7 +24,7 @@ struct Options {
   std::string shape = "gpt2-124m";
   std::string precision = "bf16";
   BenchOptions bench;
-  std::optional<std::string> json;
+  Arguments settings;  // json
 };
 
 std::vector<std::string> shape_flags(const BenchShape& shape, const std::string& precision,
@@ -47,20 +47,43 @@ std::vector<std::string> shape_flags(const BenchShape& shape, const std::string&
   return flags;
 }
 
-// A command that times a shape: `own` fields, and those of the shape.
+// Whether text can be generated with it.
+bool generates(const BenchShape& shape) {
+  const Registry registry;
+  const Family& family = find_family(shape.family);
+  const Arguments args = pretrain_arguments(flags_of(shape), 1, {family, registry}).args;
+  return family.plan(args, args.vocab_size.value()).generates;
+}
+
+const BenchShape& find_generating_shape(const std::string& name) {
+  const BenchShape& shape = find_bench_shape(name);
+  if (generates(shape)) return shape;
+  throw config_error({.what = fmt::format("{} does not generate text", name),
+                      .where = "--shape",
+                      .fix = "Use one of: " + bench_shape_names(generates)});
+}
+
+Field json_field(Options& options) {
+  return bound_setting("json", &options.settings, "JSON file to write the result to");
+}
+
+// A command that times a shape: `own` fields, and those of the shape. `shapes`: their names.
 CommandLine command_line(const char* name, const char* summary, Options& options,
-                         const std::vector<Field>& own) {
+                         const std::vector<Field>& own, const std::string& shapes) {
   return {.name = name,
           .usage = "[--shape NAME] [FLAGS]",
           .summary = summary,
           .fields = joined({bound_field("shape", &options.shape, "Model shape, listed below"),
                             bound_field("precision", &options.precision, "Dtype of weights and activations",
-                                        {.choices = "bf16|fp16|fp32"}),
-                            bound_field("json", &options.json, "JSON file to write the result to")},
+                                        {.choices = "bf16|fp16|fp32"})},
                            own),
           .others = OtherArguments::collected,
-          .footer = "Shapes: " + bench_shape_names() +
+          .footer = "Shapes: " + shapes +
                     "\nAll other flags are those of `teratron pretrain` and override those of the shape."};
+}
+
+void write_json(const Options& options, const std::string& json) {
+  if (options.settings.json) write_text(*options.settings.json, json + "\n", ExitCode::config);
 }
 
 int bench_generate_command(std::span<const std::string> args) {
@@ -69,16 +92,17 @@ int bench_generate_command(std::span<const std::string> args) {
   bool eager = false;
   const CommandLine line = command_line(
       "teratron bench generate", "Time the generation of text with random weights of a model shape.", options,
-      {bound_field("batch", &bench.batch, "Sequences at once", {.min = 1}),
+      {json_field(options), bound_field("batch", &bench.batch, "Sequences at once", {.min = 1}),
        bound_field("prompt_tokens", &bench.prompt, "Tokens of each prompt", {.min = 1}),
        bound_field("new_tokens", &bench.new_tokens, "Tokens of each answer", {.min = 2, .max = 1 << 20}),
        bound_field("eager", &eager, "Without CUDA graphs"),
        bound_field("profiled_steps", &bench.profiled_steps,
                    "Additional steps of decoding under the profiler, with a table of their kernels; 0: none",
-                   {.min = 0})});
+                   {.min = 0})},
+      bench_shape_names(generates));
   const std::optional<std::vector<std::string>> flags = read_command(line, args);
   if (!flags) return 0;
-  const BenchShape& shape = find_bench_shape(options.shape);
+  const BenchShape& shape = find_generating_shape(options.shape);
   const Registry registry;
   const ParsedArguments parsed =
       pretrain_arguments(shape_flags(shape, options.precision, *flags),
@@ -91,7 +115,7 @@ int bench_generate_command(std::span<const std::string> args) {
     const GenerateBenchResult result = bench_generate(parsed.args, bench, mesh);
     if (mesh.world().rank != 0) return;
     print_line(to_string(result));
-    if (options.json) write_text(*options.json, to_json(result) + "\n", ExitCode::config);
+    write_json(options, to_json(result));
   });
   return 0;
 }
@@ -105,12 +129,12 @@ int bench_serve_command(std::span<const std::string> args) {
       "Serve random weights of a model shape, for load generators (bench/serve_load.py).", options,
       {bound_field("batch", &bench.batch, "Sequences at once", {.min = 1}),
        bound_field("longest", &bench.longest, "Tokens of the longest sequence", {.min = 1}),
-       bound_field("listen_port", &port, "Port to listen on; 0: any that is free",
-                   {.min = 0, .max = 65535})});
+       bound_field("listen_port", &port, "Port to listen on; 0: any that is free", {.min = 0, .max = 65535})},
+      bench_shape_names(generates));
   const std::optional<std::vector<std::string>> flags = read_command(line, args);
   if (!flags) return 0;
   bench.port = static_cast<int>(port);
-  const BenchShape& shape = find_bench_shape(options.shape);
+  const BenchShape& shape = find_generating_shape(options.shape);
   const Registry registry;
   const ParsedArguments parsed = pretrain_arguments(shape_flags(shape, options.precision, *flags), 1,
                                                     {find_family(shape.family), registry});
@@ -133,11 +157,12 @@ int bench_command(std::span<const std::string> args) {
       "Time the training step of a model shape on mock data, or on --data-path, with the real training loop. "
       "`bench generate` and `bench serve` time generation.",
       options,
-      {bound_field("warm_up_seconds", &options.bench.warm_up_seconds, "Seconds before the first timed step",
+      {json_field(options), bound_field("warm_up_seconds", &options.bench.warm_up_seconds, "Seconds before the first timed step",
                    {.min = 0, .max = 86400}),
        bound_field("steps", &options.bench.steps, "Timed steps", {.min = 1}),
        bound_field("profiled_steps", &options.bench.profiled_steps,
-                   "Additional steps under the profiler; 0: none", {.min = 0})});
+                   "Additional steps under the profiler; 0: none", {.min = 0})},
+      bench_shape_names());
   const std::optional<std::vector<std::string>> given = read_command(line, args);
   if (!given) return 0;
   const BenchShape& shape = find_bench_shape(options.shape);
@@ -151,7 +176,7 @@ int bench_command(std::span<const std::string> args) {
     const std::optional<BenchResult> result = bench(parsed.args, world, signals, options.bench);
     if (!result) return ExitCode::ok;
     print_line(to_string(*result));
-    if (options.json) write_text(*options.json, to_json(*result) + "\n", ExitCode::config);
+    write_json(options, to_json(*result));
     return ExitCode::ok;
   });
 }

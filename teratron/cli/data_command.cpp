@@ -221,10 +221,8 @@ void indices(const PartFlags& flags) {
 /// when.
 class MappingWriter {
  public:
-  MappingWriter(const PartFlags& flags, bool one_sentence)
-      : flags_(flags),
-        one_sentence_(one_sentence),
-        blend_(parse_data_path(flags.settings.data_path).prefixes.size() > 1) {}
+  explicit MappingWriter(const PartFlags& flags)
+      : flags_(flags), blend_(parse_data_path(flags.settings.data_path).prefixes.size() > 1) {}
 
   void run() {
     const auto part = std::ranges::find(kSplitNames, flags_.part) - kSplitNames.begin();
@@ -262,7 +260,7 @@ class MappingWriter {
         .max_length = flags_.settings.seq_length.value() - bert_special_tokens,
         .short_sequence_probability = flags_.settings.short_seq_prob,
         .seed = flags_.seed(),
-        .min_sentences = one_sentence_ ? 1 : 2,
+        .min_sentences = flags_.settings.bert_binary_head ? 2 : 1,
     };
     if (!part.samples) options.max_epochs = 1;
     options.max_samples = part.samples.value_or(INT64_MAX);
@@ -276,7 +274,6 @@ class MappingWriter {
   }
 
   const PartFlags& flags_;
-  bool one_sentence_;
   bool blend_;
   int64_t written_ = 0;
 };
@@ -348,10 +345,9 @@ int indices_command(Args args) {
 
 int mapping_command(Args args) {
   PartFlags flags;
-  bool one_sentence = false;
-  const std::vector<Field> own = {
-      bound_setting("short_seq_prob", &flags.settings),
-      bound_field("bert_no_binary_head", &one_sentence, "Also samples of one sentence")};
+  Field pairs = bound_setting("bert_binary_head", &flags.settings, "Samples of two sentences or more");
+  pairs.traits.off_help = "Also samples of one sentence";
+  const std::vector<Field> own = {bound_setting("short_seq_prob", &flags.settings), pairs};
   if (!read_command(
           {.name = "teratron data mapping",
            .usage = "PREFIX... --seq-length N [FLAGS]",
@@ -360,7 +356,7 @@ int mapping_command(Args args) {
                flags.fields({.min = bert_special_tokens + 2, .max = INT32_MAX, .required = true}), own)},
           args))
     return 0;
-  MappingWriter(flags, one_sentence).run();
+  MappingWriter(flags).run();
   return 0;
 }
 

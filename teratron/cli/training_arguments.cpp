@@ -1,6 +1,12 @@
 #include "teratron/cli/training_arguments.h"
 
+#include <algorithm>
+#include <deque>
+
+#include <fmt/ranges.h>
+
 #include "teratron/base/config/command_line.h"
+#include "teratron/base/strings.h"
 #include "teratron/hf/architecture.h"
 #include "teratron/hf/peft.h"
 
@@ -10,6 +16,30 @@ namespace {
 
 std::vector<Field> extra_fields(const JobModel& model) {
   return joined(model.family.fields, model.registry.fields);
+}
+
+bool refuses(const Family& family, const Field& field, const std::string& choice) {
+  Arguments args;
+  set_value(field, choice, &args);
+  std::vector<Problem> problems;
+  family.check(args, problems);
+  return std::ranges::find(problems, flag_of(field.name), &Problem::where) != problems.end();
+}
+
+// The rows of which the family's check takes some choices alone, with these, which `texts` holds.
+std::vector<Field> narrowed_fields(const Family& family, std::deque<std::string>& texts) {
+  std::vector<Field> fields;
+  if (!family.check) return fields;
+  for (const Field& field : arguments_schema().fields()) {
+    if (is_list(field.type) || field.traits.choices.empty()) continue;
+    std::vector<std::string> choices = split(field.traits.choices, '|');
+    const size_t refused =
+        std::erase_if(choices, [&](const std::string& choice) { return refuses(family, field, choice); });
+    if (refused == 0 || choices.empty()) continue;  // none of them: it is refused for another reason
+    fields.push_back(field);
+    fields.back().traits.choices = texts.emplace_back(fmt::format("{}", fmt::join(choices, "|")));
+  }
+  return fields;
 }
 
 std::vector<ArgsDefault> args_defaults(const JobModel& model) {
@@ -80,7 +110,12 @@ ParsedArguments pretrain_arguments(std::span<const std::string> args, int64_t wo
 
 std::string training_help(std::string_view command, const JobModel& model) {
   const std::string usage = fmt::format("teratron {} [FLAGS]", command);
-  return arguments_help({usage, training_of(model.family).names}, extra_fields(model), args_defaults(model));
+  const Program program = training_of(model.family);
+  std::deque<std::string> choices;
+  const std::vector<Field> fields = joined(narrowed_fields(model.family, choices), extra_fields(model));
+  std::vector<ArgsDefault> defaults = args_defaults(model);
+  defaults.insert(defaults.begin(), {"tokenizer_type", program.tokenizer_type});
+  return arguments_help({usage, program.names}, fields, defaults);
 }
 
 }  // namespace teratron

@@ -8,14 +8,7 @@
 
 namespace teratron {
 
-struct CoreModel {
-  MegatronNames names = MegatronNames::core;
-  MegatronStages stages;
-  int64_t expert_ranks = 1;
-  const std::map<std::string, TensorInfo>* tensors = nullptr;  // by our names
-};
-
 /// What the ranks of a stage with this expert rank save; they number their experts from 0.
-std::vector<MegatronEntry> core_entries(const CoreModel& model, int64_t stage, int64_t expert_rank);
+std::vector<MegatronEntry> core_entries(const WrittenModel& model, int64_t stage, int64_t expert_rank);
 
 }  // namespace teratron

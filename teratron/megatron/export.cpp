@@ -283,14 +283,12 @@ std::string folder_of_rank(const SavedArgs& args, const ExportRank& rank) {
 
 std::vector<MegatronEntry> entries_of(const Plan& plan, int64_t stage, int64_t expert_rank) {
   const SavedArgs& args = plan.args;
-  if (is_core(args.names))
-    return core_entries({.names = args.names,
-                         .stages = args.stages,
-                         .expert_ranks = args.expert_ranks,
-                         .tensors = &plan.weights},
-                        stage, expert_rank);
-  return legacy_entries(
-      {.model = &plan.model, .names = args.names, .stages = args.stages, .tensors = &plan.weights}, stage);
+  const WrittenModel model{.model = &plan.model,
+                           .names = args.names,
+                           .stages = args.stages,
+                           .tensors = &plan.weights,
+                           .expert_ranks = args.expert_ranks};
+  return is_core(args.names) ? core_entries(model, stage, expert_rank) : legacy_entries(model, stage);
 }
 
 // The files of all ranks, with the folder of each in that of the iteration.

@@ -21,7 +21,7 @@ struct Span {
 // Collects the entries of one rank.
 class EntryList {
  public:
-  explicit EntryList(const LegacyModel& model) : model_(model) {}
+  explicit EntryList(const WrittenModel& model) : model_(model) {}
 
   /// What the model has of a row outside of layers.
   void add(const MegatronRow& row) {
@@ -72,7 +72,7 @@ class EntryList {
     return key;
   }
 
-  const LegacyModel& model_;
+  const WrittenModel& model_;
   std::vector<MegatronEntry> entries_;
 };
 
@@ -126,7 +126,7 @@ MegatronStages megatron_stages(const MegatronModel& model, const std::map<std::s
   return result;
 }
 
-std::vector<MegatronEntry> legacy_entries(const LegacyModel& legacy, int64_t stage) {
+std::vector<MegatronEntry> legacy_entries(const WrittenModel& legacy, int64_t stage) {
   const MegatronModel& model = *legacy.model;
   const MegatronStages& stages = legacy.stages;
   const int64_t first_end = stages.first_end();

@@ -45,14 +45,16 @@ struct MegatronStages {
 MegatronStages megatron_stages(const MegatronModel& model, const std::map<std::string, TensorInfo>& tensors,
                                int64_t stages);
 
-struct LegacyModel {
+/// A model to write.
+struct WrittenModel {
   const MegatronModel* model = nullptr;
   MegatronNames names = MegatronNames::legacy_core;
   MegatronStages stages;
   const std::map<std::string, TensorInfo>* tensors = nullptr;  // by our names
+  int64_t expert_ranks = 1;
 };
 
 /// In the order in which Megatron-LM saves them.
-std::vector<MegatronEntry> legacy_entries(const LegacyModel& model, int64_t stage);
+std::vector<MegatronEntry> legacy_entries(const WrittenModel& model, int64_t stage);
 
 }  // namespace teratron

@@ -37,6 +37,7 @@ std::string renamed(std::string_view path, const std::vector<MegatronRow>& rows)
   };
   for (const MegatronRow& row : rows) {
     consider(row, row.legacy);
+    consider(row, row.fused);
     for (const std::string_view name : row.other) consider(row, name);
   }
   if (best == nullptr) return std::string(path);

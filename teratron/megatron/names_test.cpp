@@ -1,10 +1,11 @@
 #include "teratron/megatron/names.h"
 
 #include <algorithm>
+#include <set>
 
 #include <gtest/gtest.h>
 
-#include "teratron/megatron/legacy_tree.h"
+#include "teratron/megatron/core_tree.h"
 
 namespace teratron {
 namespace {
@@ -125,6 +126,60 @@ TEST(MegatronNameTest, RowsAreTheSameInBothDirections) {
       EXPECT_EQ(found, tensors.size()) << model.family;
     }
   }
+}
+
+// The weights of a GPT whose second layer has two experts.
+std::map<std::string, TensorInfo> tensors_with_experts(const MegatronModel& gpt_model) {
+  std::map<std::string, TensorInfo> tensors = {{"embedding.word_embeddings.weight", {}},
+                                               {"decoder.final_layernorm.weight", {}},
+                                               {"output_layer.weight", {}}};
+  const auto add = [&](int layer, std::string name) {
+    if (name.ends_with('.')) name += "weight";
+    tensors[fmt::format("decoder.layers.{}.{}", layer, name)] = {};
+  };
+  for (const MegatronRow& row : gpt_model.stacks[0].layer) {
+    const std::string ours(row.ours);
+    const size_t number = ours.find('#');
+    const bool mlp = ours.starts_with("mlp.linear");
+    if (mlp || !ours.starts_with("mlp.")) add(0, ours);
+    for (const char* expert : {"0", "1"})
+      if (!mlp) add(1, number == ours.npos ? ours : std::string(ours).replace(number, 1, expert));
+  }
+  tensors["decoder.layers.1.mlp.router.weight"].shape = {2, 8};
+  return tensors;
+}
+
+TEST(MegatronNameTest, WhatIsWrittenForMegatronCoreIsReadUnderOurNames) {
+  const MegatronModel& model = model_of(gpt);
+  const std::map<std::string, TensorInfo> tensors = tensors_with_experts(model);
+  for (const MegatronNames names : {MegatronNames::core, MegatronNames::core_te}) {
+    std::set<std::string> found, keys;
+    for (const MegatronEntry& entry : core_entries({&model, names, {.layers = {2}}, &tensors}, 0, 0)) {
+      EXPECT_TRUE(keys.insert(entry.key).second) << entry.key;
+      if (entry.tensor.empty()) continue;
+      EXPECT_EQ(megatron_name(entry.key, model).name, entry.tensor) << entry.key;
+      found.insert(entry.tensor);
+    }
+    EXPECT_EQ(found.size(), tensors.size());
+  }
+}
+
+TEST(MegatronNameTest, TransformerEnginesLayersHaveFusedNormsAndGroupedExperts) {
+  const MegatronModel& model = model_of(gpt);
+  const std::map<std::string, TensorInfo> tensors = tensors_with_experts(model);
+  const auto has = [&](MegatronNames names, std::string_view key) {
+    const auto entries = core_entries({&model, names, {.layers = {2}}, &tensors}, 0, 0);
+    return std::ranges::find(entries, key, &MegatronEntry::key) != entries.end();
+  };
+  for (const char* key : {"decoder.layers.0.self_attention.linear_qkv.layer_norm_weight",
+                          "decoder.layers.0.mlp.linear_fc1.layer_norm_weight",
+                          "decoder.layers.1.mlp.experts.linear_fc2.weight1",
+                          "decoder.layers.1.mlp.experts.linear_fc1._extra_state"}) {
+    EXPECT_TRUE(has(MegatronNames::core_te, key)) << key;
+    EXPECT_FALSE(has(MegatronNames::core, key)) << key;
+  }
+  EXPECT_TRUE(has(MegatronNames::core_te, "decoder.layers.1.pre_mlp_layernorm.weight"));
+  EXPECT_TRUE(has(MegatronNames::core, "decoder.layers.1.mlp.experts.local_experts.1.linear_fc2.weight"));
 }
 
 TEST(MegatronNameTest, FindsTheNumberOfAnExpert) {

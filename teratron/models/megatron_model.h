@@ -8,7 +8,7 @@
 namespace teratron {
 
 /// Tensors whose names begin alike. A beginning that ends with '.', '_' or '/' stands for a weight and its
-/// bias; any other is the whole name of one tensor.
+/// bias; any other is the whole name of one tensor. '#' is the number of an expert.
 struct MegatronRow {
   std::string_view ours;  // as in Megatron-Core: "self_attention.linear_qkv."
   /// In the legacy models of core 0.4 to 0.7: read and written. '/' ends the key of a nested dict:
@@ -17,6 +17,9 @@ struct MegatronRow {
   std::vector<std::string_view> other = {};  // in other releases: only read
   bool linear = false;                       // a parallel linear layer, which also saves an "_extra_state"
   std::string_view setting = {};             // is true if the model has the tensor
+  /// In a fused module of Transformer Engine: read, and written where a layer has the module.
+  std::string_view fused = {};
+  bool before_last = false;  // Megatron-Core saves it before the row above
 };
 
 /// A stack of layers, whose rows follow "layers.N." in the order in which Megatron-LM saves them.

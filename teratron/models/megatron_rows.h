@@ -17,9 +17,10 @@ inline const std::vector<MegatronRow> embeddings = {
      {"tokentype_embeddings."}}};
 
 inline const std::vector<MegatronRow> attention = {
-    {"input_layernorm.",
-     "input_norm.",
-     {"self_attention.linear_qkv.layer_norm_", "self_attention.layernorm_qkv.layer_norm_"}},
+    {.ours = "input_layernorm.",
+     .legacy = "input_norm.",
+     .other = {"self_attention.layernorm_qkv.layer_norm_"},
+     .fused = "self_attention.linear_qkv.layer_norm_"},
     {.ours = "self_attention.linear_qkv.",
      .legacy = "self_attention.query_key_value.",
      .other = {"attention.query_key_value.", "self_attention.layernorm_qkv."},
@@ -27,7 +28,8 @@ inline const std::vector<MegatronRow> attention = {
     {.ours = "self_attention.linear_proj.",
      .legacy = "self_attention.dense.",
      .other = {"attention.dense.", "self_attention.proj."},
-     .linear = true},
+     .linear = true,
+     .before_last = true},
     {"self_attention.q_layernorm.", "", {"self_attention.q_norm."}},
     {"self_attention.k_layernorm.", "", {"self_attention.k_norm."}}};
 
@@ -40,15 +42,19 @@ inline const std::vector<MegatronRow> mlp = {{.ours = "mlp.linear_fc1.",
                                               .other = {"layernorm_mlp.fc2_"},
                                               .linear = true},
                                              {"mlp.router."},
-                                             {"mlp.experts.#.linear_fc1."},
-                                             {"mlp.experts.#.linear_fc2."},
+                                             {"mlp.router.expert_bias"},
+                                             {.ours = "mlp.experts.#.linear_fc1.", .linear = true},
+                                             {.ours = "mlp.experts.#.linear_fc2.", .linear = true},
                                              {"mlp.shared_experts.gate_weight"},
-                                             {"mlp.shared_experts.linear_fc1."},
-                                             {"mlp.shared_experts.linear_fc2."}};
+                                             {.ours = "mlp.shared_experts.linear_fc1.", .linear = true},
+                                             {.ours = "mlp.shared_experts.linear_fc2.", .linear = true}};
 
 /// The norm before the MLP, by its name in legacy models.
 inline MegatronRow mlp_norm(std::string_view legacy, std::string_view v2) {
-  return {"pre_mlp_layernorm.", legacy, {v2, "mlp.linear_fc1.layer_norm_", "layernorm_mlp.layer_norm_"}};
+  return {.ours = "pre_mlp_layernorm.",
+          .legacy = legacy,
+          .other = {v2, "layernorm_mlp.layer_norm_"},
+          .fused = "mlp.linear_fc1.layer_norm_"};
 }
 
 inline const std::vector<MegatronRow> output = {

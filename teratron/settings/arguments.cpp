@@ -6,6 +6,7 @@
 #include "teratron/base/error.h"
 #include "teratron/base/strings.h"
 #include "teratron/settings/config_file.h"
+#include "teratron/settings/help_rows.h"
 
 namespace teratron {
 
@@ -58,7 +59,7 @@ struct ExtendedSchema {
   Schema schema;
 };
 
-std::shared_ptr<const Schema> extended_schema(std::span<const Field> extra_fields) {
+std::vector<Field> extended_fields(std::span<const Field> extra_fields) {
   const std::span<const Field> known = arguments_schema().fields();
   std::vector<Field> all(known.begin(), known.end());
   for (const Field& field : extra_fields) {
@@ -69,7 +70,11 @@ std::shared_ptr<const Schema> extended_schema(std::span<const Field> extra_field
       all.push_back(field);
     }
   }
-  const auto extended = std::make_shared<const ExtendedSchema>(std::move(all));
+  return all;
+}
+
+std::shared_ptr<const Schema> schema_of(std::vector<Field> fields) {
+  const auto extended = std::make_shared<const ExtendedSchema>(std::move(fields));
   return {extended, &extended->schema};
 }
 
@@ -101,7 +106,7 @@ bool is_users(std::string_view source) {
 ParsedArguments parse_arguments(const Program& program, std::span<const std::string> args,
                                 const ParseOptions& options) {
   ParsedArguments parsed{.program = program};
-  if (!options.extra_fields.empty()) parsed.schema = extended_schema(options.extra_fields);
+  if (!options.extra_fields.empty()) parsed.schema = schema_of(extended_fields(options.extra_fields));
   const Schema& schema = parsed.schema ? *parsed.schema : arguments_schema();
   ParseResult flags;
   read_flags(schema, args, flags);
@@ -181,7 +186,9 @@ Arguments arguments_from_json(std::string_view text, const std::string& where,
 
 std::string arguments_help(const HelpOptions& options, std::span<const Field> extra_fields,
                            std::span<const ArgsDefault> defaults) {
-  const std::shared_ptr<const Schema> schema = extended_schema(extra_fields);
+  std::vector<Field> fields = extended_fields(extra_fields);
+  for (Field& field : fields) field.group = heading_in(options.program, field.group);
+  const std::shared_ptr<const Schema> schema = schema_of(std::move(fields));
   ParseResult result = program_defaults(*schema, defaults, {.program = options.program});
   if (!result.problems.empty()) throw UserError(ExitCode::config, std::move(result.problems));
   Arguments initial;

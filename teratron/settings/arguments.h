@@ -27,7 +27,7 @@
 namespace teratron {
 
 struct Arguments {
-#define GROUP(title, programs)
+#define GROUP(...)
 #define FIELD(type, name, initial, ...) field::type name = initial;
 #define MODEL FIELD
 #define PLANNED FIELD

@@ -1,9 +1,12 @@
 // The table of Arguments, one row per line of arguments.def, and the tables of other flags.
+#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <iterator>
 #include <type_traits>
 
 #include "teratron/settings/arguments.h"
+#include "teratron/settings/help_rows.h"
 
 namespace teratron {
 
@@ -22,7 +25,7 @@ constexpr Field rows_and_headings[] = {
    .help = HELP,                                            \
    .traits = FieldTraits{__VA_ARGS__},                      \
    .model = IS_MODEL},
-#define GROUP(TITLE, PROGRAMS) {.traits = {.program = PROGRAMS}, .group = TITLE},
+#define GROUP(TITLE, PROGRAMS, ...) {.traits = {.program = PROGRAMS}, .group = TITLE},
 #define FIELD(TYPE, NAME, INITIAL, ...) ROW(active, false, TYPE, NAME, __VA_ARGS__)
 #define MODEL(TYPE, NAME, INITIAL, ...) ROW(active, true, TYPE, NAME, __VA_ARGS__)
 #define PLANNED(TYPE, NAME, INITIAL, ...) ROW(planned, false, TYPE, NAME, __VA_ARGS__)
@@ -30,6 +33,27 @@ constexpr Field rows_and_headings[] = {
 #define DERIVED(TYPE, NAME, INITIAL, ...) ROW(derived, false, TYPE, NAME, __VA_ARGS__)
 #include "teratron/settings/arguments.def"
 #undef ROW
+#undef GROUP
+#undef FIELD
+#undef MODEL
+#undef PLANNED
+#undef NO_OP
+#undef DERIVED
+};
+
+// A heading, and the one that programs have in its place whose rows below it are about something else.
+struct Heading {
+  std::string_view title, programs, other = {}, other_programs = {};
+};
+
+constexpr Heading headings[] = {
+#define GROUP(...) Heading{__VA_ARGS__},
+#define FIELD(...)
+#define MODEL(...)
+#define PLANNED(...)
+#define NO_OP(...)
+#define DERIVED(...)
+#include "teratron/settings/arguments.def"
 #undef GROUP
 #undef FIELD
 #undef MODEL
@@ -85,6 +109,19 @@ constexpr ForeignFlag foreign_flags[] = {
 };
 
 }  // namespace
+
+std::string_view heading_in(const ProgramNames& program, std::string_view group) {
+  const Heading* const heading = std::ranges::find(headings, group, &Heading::title);
+  if (heading == std::end(headings) || heading->other.empty()) return group;
+  return is_for({.traits = {.program = heading->other_programs}}, program) ? heading->other : group;
+}
+
+Field reworded(std::string_view name, std::string_view help, std::string_view choices) {
+  Field field = arguments_schema().field(name);
+  field.help = help;
+  if (!choices.empty()) field.traits.choices = choices;
+  return field;
+}
 
 const Schema& arguments_schema() {
   static const Schema schema({.fields = fields,

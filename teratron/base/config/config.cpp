@@ -120,6 +120,14 @@ bool contains(const std::vector<std::string>& list, std::string_view item) {
   return std::find(list.begin(), list.end(), item) != list.end();
 }
 
+// Whether the value, or one in a list, is among these.
+bool has_any(const Value& value, const std::vector<std::string>& choices) {
+  const auto is_one = [&](const std::string& each) { return contains(choices, each); };
+  if (const auto* const list = std::get_if<std::vector<std::string>>(&value))
+    return std::ranges::any_of(*list, is_one);
+  return is_one(python_str(value));
+}
+
 // The last assignment of each field.
 std::map<std::string_view, const Assignment*> last_assignments(const ParseResult& result) {
   std::map<std::string_view, const Assignment*> last;
@@ -223,7 +231,7 @@ void review(const Schema& schema, const void* defaults, const ReviewOptions& opt
     } else if (options.refuse_planned && field.status == FieldStatus::planned) {
       const bool none = std::holds_alternative<std::monostate>(initial);
       refuse(assignment, none ? "Leave it out" : fmt::format("Leave it at {}", python_str(initial)), result);
-    } else if (options.refuse_planned && contains(planned, python_str(assignment.value))) {
+    } else if (options.refuse_planned && has_any(assignment.value, planned)) {
       std::vector<std::string> choices = split(field.traits.choices, '|');
       std::erase_if(choices, [&](const auto& choice) { return contains(planned, choice); });
       refuse(assignment, fmt::format("Use one of {}", fmt::join(choices, ", ")), result);

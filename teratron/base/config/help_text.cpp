@@ -87,9 +87,18 @@ bool has_many_choices(const Field& field) {
   return field.traits.choices.size() > 60;
 }
 
+// The choices that are implemented, "a|b".
+std::string usable_choices(const Field& field) {
+  const std::vector<std::string> planned = split(field.traits.planned_choices, '|');
+  std::vector<std::string> choices = split(field.traits.choices, '|');
+  std::erase_if(choices,
+                [&](const auto& choice) { return std::ranges::find(planned, choice) != planned.end(); });
+  return fmt::format("{}", fmt::join(choices, "|"));
+}
+
 std::string value_hint(const Field& field) {
   if (!field.traits.choices.empty() && !has_many_choices(field))
-    return fmt::format("{{{}}}", field.traits.choices);
+    return fmt::format("{{{}}}", usable_choices(field));
   switch (field.type) {
     case FieldType::boolean:
       return "";
@@ -128,9 +137,9 @@ std::string status_text(const Field& field) {
   if (field.traits.required && field.traits.positional) return "required; also without the flag";
   if (field.traits.required) return "required";
   if (field.traits.positional) return "also without the flag";
-  if (!field.traits.planned_choices.empty())
-    return fmt::format("not yet: {}", listed(field.traits.planned_choices));
-  return field.traits.note.empty() ? "" : std::string(field.traits.note);
+  const std::string planned = listed(field.traits.planned_choices), note(field.traits.note);
+  if (planned.empty()) return note;
+  return fmt::format("not yet: {}{}{}", planned, note.empty() ? "" : "; ", note);
 }
 
 // The default in --help, a list without Python's brackets and quotes. Empty: none, or a switch.
@@ -157,6 +166,12 @@ std::string help_row(const Field& field, const Value& initial) {
   }
   return left + wrap(right, indent, 100) + '\n';
 }
+
+// Rows below a heading, which several places of the table may share.
+struct HelpGroup {
+  std::string_view heading;
+  std::string rows = {};
+};
 
 std::string cell(std::string_view text) {
   std::string out;
@@ -226,15 +241,17 @@ std::vector<std::string> from_json(const Schema& schema, std::string_view text, 
 }
 
 std::string help_text(const Schema& schema, const HelpOptions& options, const void* defaults) {
-  std::string out = fmt::format("usage: {}\n", options.usage);
-  std::string_view group;
+  std::vector<HelpGroup> groups;
   for (const Field& field : schema.fields()) {
     if (field.status == FieldStatus::derived) continue;
     if (!options.program.empty() && !is_for(field, options.program)) continue;
-    if (field.group != group) out += fmt::format("\n{}\n", field.group);
-    group = field.group;
-    out += help_row(field, get_value(field, defaults));
+    auto group = std::ranges::find(groups, field.group, &HelpGroup::heading);
+    if (group == groups.end()) group = groups.insert(group, {field.group});
+    group->rows += help_row(field, get_value(field, defaults));
   }
+  std::string out = fmt::format("usage: {}\n", options.usage);
+  for (const auto& [heading, rows] : groups)
+    out += heading.empty() ? rows : fmt::format("\n{}\n{}", heading, rows);
   return out;
 }
 

@@ -31,13 +31,12 @@ struct ConversionFlags {
   std::string from_megatron, from_hf, load, load_path;  // sources
   std::string save, to_hf, save_path;                   // destinations, with megatron.to_megatron
   MegatronLayoutFlags megatron;
-  Arguments shared;  // ckpt_step
+  Arguments shared;  // flags that training has, too
   std::string tokenizer, dtype;
   std::string max_shard_size = "5GB";
   bool to_transformers = false;
   bool print_structure = false;
   std::optional<int64_t> data_ranks;   // without effect
-  bool distributed_optimizer = false;  // without effect
   std::vector<std::string> settings;   // flags of `pretrain`, beside from_megatron
 };
 
@@ -169,7 +168,7 @@ void CheckpointConversion::resolve_paths() {
 void CheckpointConversion::note_what_changes_nothing() const {
   std::vector<std::string> names;
   if (flags_.data_ranks) names.emplace_back("--target-data-parallel-size");
-  if (flags_.distributed_optimizer) names.emplace_back("--use-distributed-optimizer");
+  if (flags_.shared.use_distributed_optimizer) names.emplace_back("--use-distributed-optimizer");
   if (flags_.megatron.to_megatron.empty()) {
     for (const std::string& name : flags_.megatron.given()) names.push_back(name);
   }
@@ -242,9 +241,9 @@ std::vector<Field> conversion_fields(ConversionFlags& f) {
            "Source: folder, zip file or .pt file that Megatron-LM wrote (formats torch and torch_dist)"),
        bound_field("from_hf", &f.from_hf,
                    "Source: folder with config.json and safetensors or pytorch_model.bin"),
-       bound_field("load", &f.load, "Source: folder of checkpoints, or one checkpoint"),
+       bound_setting("load", &f.shared, "Source: folder of checkpoints, or one checkpoint"),
        bound_setting("ckpt_step", &f.shared),
-       bound_field("save", &f.save, "Destination: folder to save a checkpoint in"),
+       bound_setting("save", &f.shared, "Destination: folder to save a checkpoint in"),
        bound_field("to_hf", &f.to_hf, "Destination: new folder for config.json and safetensors"),
        bound_field("max_shard_size", &f.max_shard_size, "Maximum size of a safetensors file"),
        bound_field(
@@ -260,7 +259,7 @@ std::vector<Field> conversion_fields(ConversionFlags& f) {
        bound_field("print_checkpoint_structure", &f.print_structure,
                    "List the tensors written or, without a destination, those of the source"),
        bound_field("target_data_parallel_size", &f.data_ranks, "No effect on weights"),
-       bound_field("use_distributed_optimizer", &f.distributed_optimizer, "No effect on weights")},
+       bound_setting("use_distributed_optimizer", &f.shared, "No effect on weights")},
       f.megatron.fields());
 }
 
@@ -281,6 +280,8 @@ int convert_command(std::span<const std::string> args) {
   std::optional<std::vector<std::string>> settings = read_command(line, args);
   if (!settings) return 0;
   f.settings = std::move(*settings);
+  f.load = f.shared.load.value_or("");
+  f.save = f.shared.save.value_or("");
   return CheckpointConversion(std::move(f)).run();
 }
 

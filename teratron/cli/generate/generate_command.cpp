@@ -6,13 +6,17 @@
 #include "teratron/cli/inference_program.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/hf/architecture.h"
+#include "teratron/settings/help_rows.h"
 
 namespace teratron {
 
 namespace {
 
 std::string help(const Program& program) {
-  return arguments_help({"teratron generate --load DIR [--prompt TEXT ...] [FLAGS]", program.names}) +
+  const Field folder =
+      reworded("run_dir", "Folder of a run, to whose metrics and report the texts are added");
+  return arguments_help({"teratron generate --load DIR [--prompt TEXT ...] [FLAGS]", program.names},
+                        std::span(&folder, 1)) +
          "\nModel and tokenizer come from the checkpoint.\nWithout --prompt or --sample-input-file, prompts "
          "are read from standard input.\n";
 }

@@ -4,6 +4,7 @@
 #include "teratron/cli/run_job.h"
 #include "teratron/cli/tasks/task_job.h"
 #include "teratron/hf/architecture.h"
+#include "teratron/settings/help_rows.h"
 #include "teratron/tasks/eval/eval_scores.h"
 
 namespace teratron {
@@ -12,10 +13,19 @@ namespace {
 
 constexpr int64_t usual_new_tokens = 256;  // as lm-evaluation-harness
 
+// With the defaults of use_eval_defaults().
 std::string eval_help(const Program& program) {
+  const std::vector<Field> fields = {
+      reworded("max_new_tokens",
+               "Maximum number of generated tokens; default 256, or half the model's positions"),
+      reworded("out_seq_length",
+               "Maximum length in tokens with the prompt; without --max-new-tokens only if it is given"),
+      reworded("temperature", "Sampling temperature; if it is given, --top-k is 0 by default")};
+  const std::vector<ArgsDefault> defaults = {{"top_k", "1"}};
   return arguments_help(
              {"teratron eval --load DIR --data FILE.jsonl [--json OUT] [--predictions FILE] [FLAGS]",
-              program.names}) +
+              program.names},
+             fields, defaults) +
          "\nLines of --data:\n"
          "  {\"context\": ..., \"continuation\": ...}\n"
          "  {\"context\": ..., \"choices\": [...], \"answer\": number from 0, or text}\n"

@@ -4,19 +4,13 @@
 #include "teratron/cli/run_job.h"
 #include "teratron/cli/tasks/task_job.h"
 #include "teratron/hf/architecture.h"
+#include "teratron/settings/help_rows.h"
 #include "teratron/tasks/finetune/finetune_run.h"
 #include "teratron/tasks/zeroshot/zeroshot.h"
 
 namespace teratron {
 
 namespace {
-
-// The row of --task, without the tasks of `teratron finetune`.
-Field task_field() {
-  Field field = arguments_schema().field("task");
-  field.traits.choices = "WIKITEXT103|LAMBADA|RACE|MNLI|QQP";
-  return field;
-}
 
 std::string tasks_help(std::span<const Field> fields) {
   return arguments_help(
@@ -129,7 +123,8 @@ int tasks_command(std::span<const std::string> args) {
   const std::vector<std::string> flags = task_flags(args);
   // Scripts of Megatron-LM pass flags of training to all tasks.
   const Program program = inference_program("tasks", {"inference", "training"});
-  const std::vector<Field> fields = {task_field()};
+  const std::vector<Field> fields = {reworded("task", "Task to evaluate a model on, or to finetune it for",
+                                              "WIKITEXT103|LAMBADA|RACE|MNLI|QQP")};
   const ParsedArguments parsed = parse_arguments(
       program, flags,
       {.defer_problems = true, .extra_fields = fields, .architecture = architecture_settings});

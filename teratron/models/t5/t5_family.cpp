@@ -53,7 +53,7 @@ void check_t5(const Arguments& args, std::vector<Problem>& problems) {
   };
   const char* const leave_out = "Leave it out";
   const std::string& position = args.position_embedding_type;
-  reject(position == "rope" || position == "alibi",
+  reject(position == "rope" || position == "yarn" || position == "alibi",
          "T5's encoder and decoder share learned positions, or have relative ones",
          "--position-embedding-type", "Use learned_absolute, relative or none");
   if (position == "relative") check_buckets(args, problems);

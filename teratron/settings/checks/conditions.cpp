@@ -22,6 +22,24 @@ bool is_on(const Field& field, const Value& value, const Sources& sources) {
   }
 }
 
+// A value that is not a list is its only element.
+std::vector<std::string> elements(const Value& value) {
+  std::vector<std::string> texts;
+  const auto add = [&](const auto& list) {
+    for (const auto& each : list) texts.push_back(python_str(each));
+  };
+  if (const auto* const strings = std::get_if<std::vector<std::string>>(&value)) {
+    add(*strings);
+  } else if (const auto* const reals = std::get_if<std::vector<double>>(&value)) {
+    add(*reals);
+  } else if (const auto* const integers = std::get_if<std::vector<int64_t>>(&value)) {
+    add(*integers);
+  } else {
+    texts.push_back(python_str(value));
+  }
+  return texts;
+}
+
 // words: a flag, a flag and its values, or a flag, ">" and a number.
 std::optional<HeldCondition> check(const std::vector<std::string>& words, const Arguments& args,
                                    const Sources& sources) {
@@ -30,32 +48,51 @@ std::optional<HeldCondition> check(const std::vector<std::string>& words, const 
   const Field& field = *target->field;
   const Value value = get_value(field, &args);
   HeldCondition held{field.name, words[0]};
-  bool holds = false;
   if (words.size() == 1) {
-    holds = target->negated ? value == Value(false) : is_on(field, value, sources);
-  } else if (words.size() == 2) {
-    const std::vector<std::string> values = split(words[1], '|');
-    held.flag += " " + python_str(value);
-    holds = std::find(values.begin(), values.end(), python_str(value)) != values.end();
-  } else {
-    held.flag += " > " + words[2];
-    const auto* number = std::get_if<int64_t>(&value);
-    holds = number && *number > std::stoll(words[2]);
+    const bool holds = target->negated ? value == Value(false) : is_on(field, value, sources);
+    return holds ? std::optional(held) : std::nullopt;
   }
-  return holds ? std::optional(held) : std::nullopt;
+  const std::vector<std::string> choices = split(words[1], '|');
+  const bool above = words.size() == 3;
+  for (const std::string& element : elements(value)) {
+    const bool holds = above ? element != "None" && std::stod(element) > std::stod(words[2])
+                             : std::ranges::find(choices, element) != choices.end();
+    held.flag = words[0] + " " + element;
+    if (holds) return held;
+  }
+  return std::nullopt;
 }
 
 }  // namespace
 
-std::optional<HeldCondition> find_held(std::string_view text, const Arguments& args, const Sources& sources) {
+std::vector<HeldCondition> all_held(std::string_view text, const Arguments& args, const Sources& sources) {
+  std::vector<HeldCondition> all;
   std::vector<std::string> words = split(text);
   words.emplace_back("or");
   for (auto begin = words.begin(); begin != words.end();) {
     const auto end = std::find(begin, words.end(), "or");
-    if (auto held = check({begin, end}, args, sources)) return held;
+    if (auto held = check({begin, end}, args, sources)) all.push_back(std::move(*held));
     begin = end + 1;
   }
-  return std::nullopt;
+  return all;
+}
+
+std::optional<HeldCondition> find_held(std::string_view text, const Arguments& args, const Sources& sources) {
+  std::vector<HeldCondition> all = all_held(text, args, sources);
+  return all.empty() ? std::nullopt : std::optional(std::move(all.front()));
+}
+
+bool applies(std::string_view text, const Arguments& args, const Sources& sources) {
+  constexpr std::string_view conjunction = " and ", negation = "without ";
+  while (!text.empty()) {
+    const size_t end = std::min(text.find(conjunction), text.size());
+    std::string_view clause = text.substr(0, end);
+    text.remove_prefix(std::min(end + conjunction.size(), text.size()));
+    const bool negated = clause.starts_with(negation);
+    if (negated) clause.remove_prefix(negation.size());
+    if (find_held(clause, args, sources).has_value() == negated) return false;
+  }
+  return true;
 }
 
 }  // namespace teratron

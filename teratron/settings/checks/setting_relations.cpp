@@ -2,6 +2,7 @@
 #include <compare>
 
 #include "teratron/settings/checks/conditions.h"
+#include "teratron/settings/checks/formula.h"
 #include "teratron/settings/checks/validate.h"
 
 namespace teratron {
@@ -9,10 +10,13 @@ namespace teratron {
 namespace {
 
 enum class Relation : uint8_t {
-  excludes,      // of two conditions only one may hold
-  needs,         // the first condition needs the other
-  demands,       // same, but the other setting is blamed
-  divisible_by,  // the rest compare the values of two settings that are set
+  at_most_one,  // of the conditions
+  excludes,     // of two conditions only one may hold
+  needs,        // the first condition needs the other
+  demands,      // same, but the other setting is blamed
+  multiple_of,  // the rest compare settings that are set, or formulas of them (formula.h)
+  divisible_by,
+  equals,
   at_most,
   at_least,
   less_than,
@@ -21,11 +25,11 @@ enum class Relation : uint8_t {
 using enum Relation;
 
 struct Rule {
-  std::string_view subject;  // conditions (find_held), or the name of a setting
+  std::string_view subject;  // conditions (find_held), or a setting or formula
   Relation relation;
   std::string_view other;
   std::string_view reason = {};
-  std::string_view when = {};  // a condition; "without --x" negates
+  std::string_view when = {};  // applies()
 };
 
 // Relative ones have no last position.
@@ -33,6 +37,12 @@ constexpr std::string_view absolute_positions =
     "--position-embedding-type learned_absolute|rope|yarn|alibi|none";
 constexpr std::string_view tp = "tensor_model_parallel_size";
 constexpr std::string_view split_paths = "--train-data-path or --valid-data-path or --test-data-path";
+constexpr std::string_view etp = "expert_tensor_parallel_size";
+constexpr std::string_view fp8_gemms = "which FP8 GEMMs require";
+constexpr std::string_view expert_split = "Experts are split over the ranks of their tensor-parallel group";
+constexpr std::string_view heads_of_a2a =
+    "With --cp-comm-type a2a, unlike p2p and all_gather, each rank has a part of the heads";
+constexpr std::string_view all_ranks = "context_parallel_size * tensor_model_parallel_size";
 constexpr std::string_view per_split_paths =
     "--train-data-path or --valid-data-path or --test-data-path or --per-split-data-args-path";
 
@@ -46,10 +56,21 @@ constexpr Rule rules[] = {
     {"ffn_hidden_size", divisible_by, tp, "The MLP is split over tensor-parallel ranks"},
     {"padded_vocab_size", divisible_by, tp, "The embedding is split over tensor-parallel ranks"},
     {"seq_length", at_most, "max_position_embeddings", {}, absolute_positions},
+    {"encoder_seq_length", equals, "seq_length", "Both are the length of a sequence: set only one"},
+    {"loss_chunks", at_most, "seq_length / context_parallel_size", "A rank has no more positions", "without --sequence-parallel"},
+    {"loss_chunks", at_most, "seq_length / context_parallel_size / tensor_model_parallel_size", "A rank has no more positions", "--sequence-parallel"},
     {"decoder_seq_length", at_most, "max_position_embeddings", {}, absolute_positions},
     {"decoder_seq_length", divisible_by, tp, "Sequence parallelism splits the sequences", "--sequence-parallel"},
     {"decoder_seq_length", divisible_by, tp, "Saved activations are split over tensor-parallel ranks", "--distribute-saved-activations"},
     {"pipeline_model_parallel_split_rank", less_than, "pipeline_model_parallel_size", "The decoder needs a stage"},
+    {"seq_length", divisible_by, "2 * context_parallel_size", "Each context-parallel rank holds two chunks of the sequence", "--context-parallel-size > 1"},
+    {"seq_length / context_parallel_size", divisible_by, tp, "Sequence parallelism splits the sequence of a context-parallel rank", "--sequence-parallel"},
+    {"num_attention_heads", divisible_by, all_ranks, heads_of_a2a, "--context-parallel-size > 1 and --cp-comm-type a2a"},
+    {"num_query_groups", divisible_by, all_ranks, heads_of_a2a, "--context-parallel-size > 1 and --cp-comm-type a2a and --group-query-attention"},
+    {"--attention-head-type multiquery", excludes, "--num-query-groups > 1"},
+    {"num_query_groups", equals, "num_attention_heads", "--attention-head-type multihead is a key/value head per attention head", "--attention-head-type multihead and --group-query-attention"},
+    {"--no-position-embedding", excludes, "--position-embedding-type learned_absolute"},
+    {"--swiglu or --geglu or --relu or --squared-relu or --openai-gelu", at_most_one, {}, "An MLP has one activation"},
     {"--rotary-seq-len-interpolation-factor", excludes, "--position-embedding-type yarn", "YaRN scales positions itself"},
     {"yarn_beta_slow", less_than, "yarn_beta_fast", {}, "--position-embedding-type yarn"},
     {"--use-rope-scaling", excludes, "--rotary-seq-len-interpolation-factor", {}, "--position-embedding-type rope"},
@@ -74,6 +95,13 @@ constexpr Rule rules[] = {
     {"moe_router_topk", divisible_by, "moe_router_group_topk", "Each group of a token gives the same number of experts", "--num-experts"},
     {"moe_shared_expert_intermediate_size", divisible_by, tp, "Shared experts are split over tensor-parallel ranks", "--num-experts"},
     {"--moe-layer-recompute", excludes, "--recompute-granularity full", "Whole layers are recomputed"},
+    {"moe_ffn_hidden_size", divisible_by, etp, expert_split, "--num-experts"},
+    {"moe_ffn_hidden_size", divisible_by, tp, expert_split, "--num-experts and without --expert-tensor-parallel-size"},
+    {etp, equals, tp, "Tensor-parallel ranks have the same tokens unless you add --sequence-parallel", "--num-experts and --tensor-model-parallel-size > 1 and without --sequence-parallel"},
+    {"moe_router_topk", at_most, "num_experts / moe_router_num_groups * moe_router_group_topk", "The chosen groups have no more experts", "--num-experts"},
+    {"--moe-router-load-balancing-type sinkhorn", excludes, "--moe-router-score-function sigmoid|sqrtsoftplus or --moe-router-pre-softmax or --moe-router-num-groups or --moe-router-topk-scaling-factor", "Sinkhorn chooses experts by itself, without scores, groups and a scaling factor", "--num-experts"},
+    {"--moe-aux-loss-coeff > 0", excludes, "--moe-router-load-balancing-type none|sinkhorn", "The type has no loss", "--num-experts"},
+    {"--moe-pad-expert-input-to-capacity", needs, "--moe-expert-capacity-factor > 0", "There is no capacity to pad to without it", "--num-experts"},
     // Recomputation
     {"--recompute-method", excludes, "--recompute-granularity selective"},
     {"--distribute-saved-activations", needs, "--recompute-granularity full"},
@@ -84,6 +112,15 @@ constexpr Rule rules[] = {
     {"--cuda-graph-impl local", excludes, "--cpu-offloading-num-layers", "Copies to the host are not captured"},
     {"--fp16", excludes, "--bf16"},
     {"--fp8-format", needs, "--bf16", "Only the GEMMs of linear layers run in FP8"},
+    {"hidden_size", multiple_of, "16", fp8_gemms, "--fp8-format"},
+    {"ffn_hidden_size / tensor_model_parallel_size", multiple_of, "16", fp8_gemms, "--fp8-format"},
+    {"num_attention_heads * kv_channels / tensor_model_parallel_size", multiple_of, "16", fp8_gemms, "--fp8-format"},
+    {"seq_length / context_parallel_size * micro_batch_size", multiple_of, "16", fp8_gemms, "--fp8-format"},
+    {"moe_ffn_hidden_size / expert_tensor_parallel_size", multiple_of, "16", fp8_gemms, "--fp8-format and --num-experts"},
+    {"moe_ffn_hidden_size / tensor_model_parallel_size", multiple_of, "16", fp8_gemms, "--fp8-format and --num-experts and --moe-ffn-hidden-size and without --expert-tensor-parallel-size"},
+    {"moe_shared_expert_intermediate_size / tensor_model_parallel_size", multiple_of, "16", fp8_gemms, "--fp8-format and --num-experts"},
+    {"padded_vocab_size / tensor_model_parallel_size", multiple_of, "16", fp8_gemms, "--fp8-output-proj and --fp8-format"},
+    {"make_vocab_size_divisible_by", multiple_of, "16", fp8_gemms, "--fp8-output-proj and --fp8-format and without --padded-vocab-size"},
     {"--overlap-param-gather", needs, "--use-distributed-optimizer"},
     {"--cuda-graph-impl local", excludes, "--device cpu"},
     {"--cuda-graph-impl local", needs, "--tensor-model-parallel-size 1", "Communication is not captured"},
@@ -148,8 +185,30 @@ constexpr Rule rules[] = {
 };
 // clang-format on
 
+// Values that are wrong under a condition. `what` follows "name = value".
+struct Refusal {
+  std::string_view condition, what, fix, when = {};
+};
+
+// clang-format off
+constexpr Refusal refusals[] = {
+    {"--moe-router-topk 1", "makes the softmax over the chosen expert always 1, without a gradient", "Add --moe-router-pre-softmax, or choose more experts", "--num-experts and --moe-router-score-function softmax and without --moe-router-pre-softmax or --moe-router-load-balancing-type sinkhorn"},
+    {"--moe-expert-capacity-factor 0.0", "drops every token", "Use a factor above 0, or a negative one to drop none", "--num-experts"},
+    {"--seed > 4294967295", "exceeds the 32 bits that numpy's RandomState takes, which orders the data", "Use at most 4294967295"},
+};
+// clang-format on
+
 std::string with_reason(std::string what, std::string_view reason) {
   return reason.empty() ? what : fmt::format("{}. {}", what, reason);
+}
+
+void check_at_most_one(const Rule& rule, Validation& v) {
+  const std::vector<HeldCondition> held = all_held(rule.subject, v.args, v.sources);
+  if (held.size() < 2) return;
+  std::string flags;
+  for (const HeldCondition& each : held) flags += (flags.empty() ? "" : " and ") + each.flag;
+  v.reject(held.front().name, with_reason(flags + " are mutually exclusive", rule.reason),
+           "Set only one of them");
 }
 
 void check_conditions(const Rule& rule, Validation& v) {
@@ -169,40 +228,50 @@ void check_conditions(const Rule& rule, Validation& v) {
   v.reject(subject->name, what, fmt::format("Add {}, or leave {} out", rule.other, flag_of(subject->name)));
 }
 
-void check_values(const Rule& rule, Validation& v) {
-  const Value a = get_value(arguments_schema().field(rule.subject), &v.args);
-  const Value b = get_value(arguments_schema().field(rule.other), &v.args);
-  if (std::holds_alternative<std::monostate>(a) || std::holds_alternative<std::monostate>(b)) return;
+bool is_formula(std::string_view text) {
+  return text.find(' ') != text.npos;
+}
+
+// A setting, or the number that a formula gives.
+Value value_of(std::string_view text, const Arguments& args) {
+  if (!is_formula(text)) return get_value(arguments_schema().field(text), &args);
+  const std::optional<int64_t> value = evaluate(text, args).value;
+  return value ? Value(*value) : Value();
+}
+
+void check_divisor(const Rule& rule, Validation& v) {
+  const Formula a = evaluate(rule.subject, v.args), b = evaluate(rule.other, v.args);
+  if (!a.value || !b.value) return;
   if (rule.relation == divisible_by) {
-    v.divisible({rule.subject, std::get<int64_t>(a), rule.other, std::get<int64_t>(b), rule.reason});
-    return;
+    v.divisible({a.blamed, *a.value, rule.other, *b.value, rule.reason, rule.subject, b.factor});
+  } else if (*a.value % *b.value != 0) {
+    v.reject(
+        a.blamed,
+        fmt::format("{} = {} is not a multiple of {}, {}", rule.subject, *a.value, rule.other, rule.reason),
+        fmt::format("Choose sizes that make it {}, or leave {} out", multiples_text(*a.value, *b.value),
+                    rule.when.substr(0, rule.when.find(' '))));
   }
-  const std::partial_ordering order = a <=> b;  // both have the same type
-  const bool holds = rule.relation == at_most     ? order <= 0
-                     : rule.relation == at_least  ? order >= 0
-                     : rule.relation == less_than ? order < 0
-                                                  : order > 0;
-  if (holds) return;
-  constexpr std::string_view words[] = {"at most", "at least", "less than", "greater than"};
-  const std::string_view relation = words[static_cast<size_t>(rule.relation) - static_cast<size_t>(at_most)];
+}
+
+bool is_ordered(Relation relation, std::partial_ordering order) {
+  if (relation == equals) return order == 0;
+  if (relation == at_most) return order <= 0;
+  if (relation == at_least) return order >= 0;
+  return relation == less_than ? order < 0 : order > 0;
+}
+
+void check_values(const Rule& rule, Validation& v) {
+  const Value a = value_of(rule.subject, v.args), b = value_of(rule.other, v.args);
+  if (std::holds_alternative<std::monostate>(a) || std::holds_alternative<std::monostate>(b)) return;
+  if (is_ordered(rule.relation, a <=> b)) return;  // both have the same type
+  constexpr std::string_view words[] = {"equal to", "at most", "at least", "less than", "greater than"};
+  const std::string_view relation = words[static_cast<size_t>(rule.relation) - static_cast<size_t>(equals)];
   const std::string limit = python_str(b);
-  v.reject(
-      v.chosen(rule.subject) || !v.chosen(rule.other) ? rule.subject : rule.other,
-      fmt::format("{} = {} must be {} {} = {}", rule.subject, python_str(a), relation, rule.other, limit),
-      fmt::format("Use a value {} {}, or change {}", relation, limit, rule.other));
-}
-
-bool applies(std::string_view when, const Arguments& args, const Sources& sources) {
-  constexpr std::string_view negation = "without ";
-  if (when.empty()) return true;
-  if (!when.starts_with(negation)) return find_held(when, args, sources).has_value();
-  return !find_held(when.substr(negation.size()), args, sources);
-}
-
-std::optional<int64_t> integer(std::string_view name, const Arguments& args) {
-  const Value value = get_value(arguments_schema().field(name), &args);
-  const auto* const number = std::get_if<int64_t>(&value);
-  return number ? std::optional(*number) : std::nullopt;
+  v.reject(v.chosen(rule.subject) || !v.chosen(rule.other) ? rule.subject : rule.other,
+           with_reason(fmt::format("{} = {} must be {} {} = {}", rule.subject, python_str(a), relation,
+                                   rule.other, limit),
+                       rule.reason),
+           fmt::format("Use a value {} {}, or change {}", relation, limit, rule.other));
 }
 
 }  // namespace
@@ -211,25 +280,35 @@ std::vector<Validation::Divisible> divided_sizes(const Arguments& args) {
   std::vector<Validation::Divisible> sizes;
   for (const Rule& rule : rules) {
     const bool divides = rule.relation == divisible_by && rule.other.ends_with("_parallel_size");
-    if (!divides || !arguments_schema().field(rule.subject).model || !applies(rule.when, args, {})) continue;
-    const auto size = integer(rule.subject, args), ranks = integer(rule.other, args);
-    if (size && ranks) sizes.push_back({rule.subject, *size, rule.other, *ranks, rule.reason});
+    const bool computed = is_formula(rule.subject) || is_formula(rule.other);
+    if (!divides || computed || !arguments_schema().field(rule.subject).model ||
+        !applies(rule.when, args, {}))
+      continue;
+    const Formula size = evaluate(rule.subject, args), ranks = evaluate(rule.other, args);
+    if (size.value && ranks.value)
+      sizes.push_back({rule.subject, *size.value, rule.other, *ranks.value, rule.reason});
   }
-  if (!args.num_experts || !args.moe_ffn_hidden_size) return sizes;
-  const int64_t ranks = args.expert_tensor_parallel_size.value_or(args.tensor_model_parallel_size);
-  sizes.push_back(
-      {"moe_ffn_hidden_size", *args.moe_ffn_hidden_size, "expert_tensor_parallel_size", ranks, ""});
   return sizes;
 }
 
 void check_rules(Validation& v) {
   for (const Rule& rule : rules) {
     if (!applies(rule.when, v.args, v.sources)) continue;
-    if (rule.relation >= divisible_by) {
-      check_values(rule, v);
-    } else {
+    if (rule.relation == at_most_one) {
+      check_at_most_one(rule, v);
+    } else if (rule.relation < multiple_of) {
       check_conditions(rule, v);
+    } else if (rule.relation < equals) {
+      check_divisor(rule, v);
+    } else {
+      check_values(rule, v);
     }
+  }
+  for (const auto& [condition, what, fix, when] : refusals) {
+    const auto held = find_held(condition, v.args, v.sources);
+    if (!held || !applies(when, v.args, v.sources)) continue;
+    const std::string value = python_str(get_value(arguments_schema().field(held->name), &v.args));
+    v.reject(held->name, fmt::format("{} = {} {}", held->name, value, what), std::string(fix));
   }
 }
 

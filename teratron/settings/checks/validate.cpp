@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "teratron/settings/checks/formula.h"
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {
@@ -88,39 +89,17 @@ void Validation::reject(std::string_view name, std::string what, std::string fix
 
 bool Validation::divisible(const Divisible& check) {
   if (check.value % check.divisor == 0) return true;
-  reject(check.name,
-         fmt::format("{} = {} is not divisible by {} = {}. {}", check.name, check.value, check.by,
-                     check.divisor, check.reason),
-         fmt::format("Use {} = {}, or {} = one of {}", check.name, multiples_text(check.value, check.divisor),
-                     check.by, divisors_text(check.value)));
-  return false;
-}
-
-std::string divisors_text(int64_t value) {
-  std::vector<int64_t> small;
-  std::vector<int64_t> large;
-  for (int64_t d = 1; d <= value / d && d <= 1'000'000; ++d) {
-    if (value % d != 0) continue;
-    small.push_back(d);
-    if (d != value / d) large.push_back(value / d);
+  const std::string_view what = check.what.empty() ? check.name : check.what;
+  std::string fix = fmt::format("Use {} = {}", what, multiples_text(check.value, check.divisor));
+  if (check.value % check.factor == 0) {
+    const std::string_view free = check.factor == 1 ? check.by : check.by.substr(check.by.find("* ") + 2);
+    fix += fmt::format(", or {} = one of {}", free, divisors_text(check.value / check.factor));
   }
-  small.insert(small.end(), large.rbegin(), large.rend());
-  std::string out;
-  for (size_t i = 0; i < small.size() && i < 12; ++i) out += fmt::format("{}{}", i ? ", " : "", small[i]);
-  return small.size() > 12 ? out + ", ..." : out;
-}
-
-std::string multiples_text(int64_t value, int64_t step) {
-  const int64_t below = value / step * step;
-  const std::optional<int64_t> above = product(value / step + 1, step);
-  if (!above) return fmt::format("{}", below);
-  return below == 0 ? fmt::format("{}", *above) : fmt::format("{} or {}", below, *above);
-}
-
-std::optional<int64_t> product(std::optional<int64_t> a, std::optional<int64_t> b) {
-  int64_t out = 0;
-  if (!a || !b || __builtin_mul_overflow(*a, *b, &out)) return std::nullopt;
-  return out;
+  reject(check.name,
+         fmt::format("{} = {} is not divisible by {} = {}. {}", what, check.value, check.by, check.divisor,
+                     check.reason),
+         std::move(fix));
+  return false;
 }
 
 void validate_arguments(ParsedArguments& parsed, int64_t world_size, const ValidateOptions& options) {

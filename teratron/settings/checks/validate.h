@@ -29,17 +29,12 @@ struct Validation {
     std::string_view by;  // what `divisor` is
     int64_t divisor;
     std::string_view reason;
+    std::string_view what = {};  // what `value` is, if not `name`
+    int64_t factor = 1;          // a number that `by` begins with, "2 * "
   };
   /// Rejects `name` unless value % divisor == 0; the fix suggests nearby values.
   bool divisible(const Divisible& check);
 };
-
-/// "1, 2, 3, 6" for 6; at most twelve divisors.
-std::string divisors_text(int64_t value);
-/// "12 or 16": the multiples of `step` next to `value`.
-std::string multiples_text(int64_t value, int64_t step);
-/// a * b, or nullopt on overflow or without an operand.
-std::optional<int64_t> product(std::optional<int64_t> a, std::optional<int64_t> b);
 
 /// A setting without effect next to others.
 struct IgnoredSetting {

@@ -10,28 +10,6 @@ namespace {
 
 constexpr std::string_view comm = "cp_comm_type";
 
-bool has_comm_type(const Arguments& a, std::string_view type) {
-  return std::ranges::find(a.cp_comm_type, type) != a.cp_comm_type.end();
-}
-
-// a2a divides the heads of a tensor-parallel rank over the context-parallel ranks.
-void check_a2a_heads(Validation& v) {
-  const Arguments& a = v.args;
-  const std::optional<int64_t> ranks = product(a.context_parallel_size, a.tensor_model_parallel_size);
-  if (!has_comm_type(a, "a2a") || !a.num_attention_heads || !ranks) return;
-  const auto check = [&](std::string_view name, int64_t heads) {
-    if (heads % *ranks == 0) return true;
-    v.reject(comm,
-             fmt::format("a2a gives each rank a part of the heads, but {} = {} is not divisible by "
-                         "context_parallel_size {} * tensor_model_parallel_size {} = {}",
-                         name, heads, a.context_parallel_size, a.tensor_model_parallel_size, *ranks),
-             fmt::format("Use p2p or all_gather, or sizes whose product is one of {}", divisors_text(heads)));
-    return false;
-  };
-  if (check("num_attention_heads", *a.num_attention_heads) && a.group_query_attention)
-    check("num_query_groups", a.num_query_groups);
-}
-
 std::string type_of_layer(const Arguments& a, size_t layer) {
   return a.cp_comm_type.size() == 1 ? a.cp_comm_type.front() : a.cp_comm_type.at(layer);
 }
@@ -62,18 +40,13 @@ void check_context_parallel(Validation& v) {
   const Arguments& a = v.args;
   if (a.context_parallel_size == 1) return;
   const auto types = std::ssize(a.cp_comm_type);
-  if (has_comm_type(a, "a2a+p2p")) {
-    return v.reject(comm, "'a2a+p2p' (a2a within groups of ranks, p2p between them) is not supported",
-                    "Use p2p, all_gather or a2a");
-  }
   if (a.num_layers && types != 1 && types != *a.num_layers) {
     return v.reject(comm, fmt::format("{} types of communication for {} layers", types, *a.num_layers),
                     "Give one, or one for each of --num-layers");
   }
-  check_a2a_heads(v);
   if (types == 1 || a.num_layers) check_context_windows(v);
   const bool position_scores = a.attention_dropout > 0.0 || a.position_embedding_type == "alibi";
-  if (has_comm_type(a, "p2p") && position_scores) {
+  if (std::ranges::find(a.cp_comm_type, "p2p") != a.cp_comm_type.end() && position_scores) {
     v.note(fmt::format("--cp-comm-type p2p gathers keys and values as all_gather does: {}",
                        a.attention_dropout > 0.0 ? "attention_dropout is not 0" : "scores have ALiBi"));
   }

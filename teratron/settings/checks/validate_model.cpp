@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "teratron/settings/attention_windows.h"
+#include "teratron/settings/checks/formula.h"
 #include "teratron/settings/checks/validate.h"
 
 namespace teratron {
@@ -27,12 +28,6 @@ void derive_widths(Validation& v) {
 
 void derive_lengths(Validation& v) {
   Arguments& a = v.args;
-  if (a.seq_length && a.encoder_seq_length && *a.seq_length != *a.encoder_seq_length) {
-    v.reject("encoder_seq_length",
-             fmt::format("encoder_seq_length = {} and seq_length = {} differ", *a.encoder_seq_length,
-                         *a.seq_length),
-             "Set only one of them");
-  }
   if (!a.seq_length && a.encoder_seq_length) v.derive("seq_length", a.seq_length, a.encoder_seq_length);
   if (!a.seq_length) return;
   if (!a.encoder_seq_length) v.derive("encoder_seq_length", a.encoder_seq_length, a.seq_length);
@@ -40,34 +35,10 @@ void derive_lengths(Validation& v) {
     v.derive("max_position_embeddings", a.max_position_embeddings, a.seq_length);
 }
 
-void derive_query_groups(Validation& v) {
-  Arguments& a = v.args;
-  if (!a.attention_head_type) return;
-  const bool multiquery = *a.attention_head_type == "multiquery";
-  const bool contradicts = multiquery
-                               ? v.chosen("num_query_groups") && a.num_query_groups != 1
-                               : a.group_query_attention && a.num_query_groups != a.num_attention_heads;
-  if (contradicts) {
-    v.reject("attention_head_type",
-             fmt::format("attention_head_type = {} contradicts num_query_groups = {}", *a.attention_head_type,
-                         a.num_query_groups),
-             "Set only one of them");
-  } else if (multiquery && !a.group_query_attention) {
-    v.derive("group_query_attention", a.group_query_attention, true);
-  }
-}
-
 void check_positions(Validation& v) {
   Arguments& a = v.args;
-  if (!a.add_position_embedding && a.position_embedding_type == "learned_absolute") {
-    if (v.chosen("position_embedding_type")) {
-      v.reject("add_position_embedding",
-               "--no-position-embedding contradicts position_embedding_type = learned_absolute",
-               "Set only one of them");
-    } else {
-      v.derive("position_embedding_type", a.position_embedding_type, "none");
-    }
-  }
+  if (!a.add_position_embedding && !v.chosen("position_embedding_type"))
+    v.derive("position_embedding_type", a.position_embedding_type, "none");
   const bool rotary = a.position_embedding_type == "rope" || a.position_embedding_type == "yarn";
   if (!rotary || !a.kv_channels) return;
   const auto rotated = static_cast<int64_t>(static_cast<double>(*a.kv_channels) * a.rotary_percent);
@@ -95,27 +66,11 @@ void check_windows(Validation& v) {
       "Give N for no window in every N-th layer, or a 0 or 1 per layer such as [1,1,0]");
 }
 
-void check_activation(Validation& v) {
+void derive_gelu(Validation& v) {
   Arguments& a = v.args;
-  const int kinds = static_cast<int>(a.swiglu) + static_cast<int>(a.geglu) +
-                    static_cast<int>(a.squared_relu) + static_cast<int>(a.openai_gelu) +
-                    static_cast<int>(a.relu);
-  if (kinds > 1) {
-    v.reject("swiglu", "more than one of swiglu, geglu, relu, squared_relu and openai_gelu is set",
-             "Set only one of them");
-  }
-  if (kinds == 0 && !a.add_bias_linear && a.bias_gelu_fusion && !v.chosen("bias_gelu_fusion"))
+  const bool gelu = !a.swiglu && !a.geglu && !a.squared_relu && !a.openai_gelu && !a.relu;
+  if (gelu && !a.add_bias_linear && a.bias_gelu_fusion && !v.chosen("bias_gelu_fusion"))
     v.derive("bias_gelu_fusion", a.bias_gelu_fusion, false);
-}
-
-void check_loss_chunks(Validation& v) {
-  const Arguments& a = v.args;
-  const int64_t rows = a.seq_length.value_or(0) / a.context_parallel_size /
-                       (a.sequence_parallel ? a.tensor_model_parallel_size : 1);
-  if (a.seq_length && a.loss_chunks > rows) {
-    v.reject("loss_chunks", fmt::format("loss_chunks = {}, but a rank has {} positions", a.loss_chunks, rows),
-             fmt::format("Use at most {}", rows));
-  }
 }
 
 }  // namespace
@@ -124,11 +79,11 @@ void check_model(Validation& v) {
   Arguments& a = v.args;
   derive_widths(v);
   derive_lengths(v);
-  derive_query_groups(v);
+  if (a.attention_head_type == "multiquery" && !a.group_query_attention)
+    v.derive("group_query_attention", a.group_query_attention, true);
   check_positions(v);
   check_windows(v);
-  check_activation(v);
-  check_loss_chunks(v);
+  derive_gelu(v);
   if (a.recompute_granularity != "full") return;
   if (!a.recompute_method) v.derive("recompute_method", a.recompute_method, "uniform");
   if (!a.recompute_num_layers) v.derive("recompute_num_layers", a.recompute_num_layers, 1);

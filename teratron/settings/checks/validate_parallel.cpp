@@ -1,6 +1,7 @@
 // Layout of the ranks, and the pipeline schedule.
 #include <algorithm>
 
+#include "teratron/settings/checks/formula.h"
 #include "teratron/settings/checks/validate.h"
 #include "teratron/settings/component_options.h"
 
@@ -29,36 +30,6 @@ void check_expert_ranks(Validation& v, int64_t world_size) {
       fmt::format("expert tensor {} x expert {} x pipeline {} needs a multiple of {} ranks, and there {}",
                   etp, ep, pp, count_text(ranks), there_are(world_size)),
       fmt::format("Choose sizes whose product is one of {}", divisors_text(world_size)));
-}
-
-// Two chunks of equal length for each of `cp` ranks.
-void check_context_chunks(Validation& v, int64_t length, int64_t cp) {
-  if (cp == 1 || cp > INT64_MAX / 2 || length % (2 * cp) == 0) return;
-  const int64_t chunks = 2 * cp, below = length / chunks * chunks;
-  const std::string sizes =
-      below > 0 ? fmt::format("{} or {}", below, below + chunks) : fmt::to_string(chunks);
-  const std::string others =
-      length % 2 == 0 ? fmt::format(", or a context_parallel_size out of {}", divisors_text(length / 2)) : "";
-  v.reject("seq_length",
-           fmt::format("seq_length = {} is not divisible by 2 * context_parallel_size = {}. Each "
-                       "context-parallel rank holds two chunks of the sequence",
-                       length, chunks),
-           fmt::format("Use {}{}", sizes, others));
-}
-
-void check_sequence(Validation& v) {
-  const Arguments& a = v.args;
-  const int64_t tp = a.tensor_model_parallel_size;
-  const int64_t cp = a.context_parallel_size;
-  if (!a.seq_length) return;
-  check_context_chunks(v, *a.seq_length, cp);
-  if (a.sequence_parallel && tp > 1 && *a.seq_length % cp == 0) {
-    v.divisible({.name = "seq_length",
-                 .value = *a.seq_length / cp,
-                 .by = "tensor_model_parallel_size",
-                 .divisor = tp,
-                 .reason = "Sequence parallelism splits the sequence of a context-parallel rank"});
-  }
 }
 
 /// False, with a problem, if there is no interleaved schedule for this global batch size of `setting`.
@@ -145,7 +116,6 @@ void check_offloading(Validation& v, const PipelineLayout& layout) {
 
 void check_parallel(Validation& v, int64_t world_size) {
   Arguments& a = v.args;
-  check_sequence(v);
   check_expert_ranks(v, world_size);
   a.world_size = world_size;
   const int64_t tp = a.tensor_model_parallel_size, pp = a.pipeline_model_parallel_size;

@@ -3,6 +3,7 @@
 #include <limits>
 #include <set>
 
+#include "teratron/settings/checks/formula.h"
 #include "teratron/settings/checks/validate.h"
 #include "teratron/settings/component_options.h"
 
@@ -184,13 +185,6 @@ void check_data(Validation& v) {
                          !a.test_data_path.empty() || a.per_split_data_args_path;
   if (!a.split && !per_split) v.derive("split", a.split, "969, 30, 1");
   if (a.split) check_split(v);
-  if (a.seed > std::numeric_limits<uint32_t>::max()) {
-    v.reject(
-        "seed",
-        fmt::format("seed = {} exceeds the 32 bits that numpy's RandomState takes, which orders the data",
-                    a.seed),
-        "Use at most 4294967295");
-  }
 }
 
 }  // namespace teratron

@@ -148,6 +148,7 @@ Arguments task_arguments(const FinetuneTask& task, const Arguments& args, const 
 
 Family task_family(const FinetuneTask& task, std::shared_ptr<const TaskData> data) {
   Family family = bert_classifier_family();
+  family.settings.names.emplace_back("tasks");  // its flags too
   family.check = [&task](const Arguments& args, std::vector<Problem>& problems) {
     check_task(task, args, problems);
     bert_family().check(args, problems);

@@ -3,9 +3,21 @@
 #include <fmt/ranges.h>
 
 #include "teratron/base/error.h"
+#include "teratron/settings/help_rows.h"
 #include "teratron/train/classification/classification_step.h"
 
 namespace teratron {
+
+namespace {
+
+// The flags that `teratron tasks` has, too.
+std::vector<Field> labelled_fields() {
+  return {reworded("task", "Kind of the labels", "classification|regression"),
+          reworded("train_data", "Files of JSON lines to train on"),
+          reworded("valid_data", "Files of JSON lines to evaluate on")};
+}
+
+}  // namespace
 
 ClassificationJob classification_job(const Family& base, std::string_view task) {
   if (!base.classifier) {
@@ -26,7 +38,9 @@ ClassificationJob classification_job(const Family& base, std::string_view task) 
   Registry registry{.train_step = [target](const Registry::Context&) {
     return std::make_unique<ClassificationStep>(target);
   }};
-  return {base.classifier(), std::move(registry)};
+  Family family = base.classifier();
+  family.fields = labelled_fields();
+  return {std::move(family), std::move(registry)};
 }
 
 }  // namespace teratron

@@ -1,0 +1,84 @@
+"""--help of every command says what holds for the command that prints it."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from program import message, needs_binary, teratron
+
+pytestmark = needs_binary
+
+INFERENCE = {"generate", "serve", "eval", "logits"}
+
+
+def help_of(command):
+    return teratron(*command.split(), "--help").stdout
+
+
+def subjects(text):
+    """The subcommands or families that a --help lists."""
+    return re.findall(r"^  ([a-z0-9-]+)  ", text, re.M)
+
+
+@pytest.fixture(scope="module")
+def helps():
+    with ThreadPoolExecutor(4) as pool:
+        first = subjects(help_of(""))
+        texts = dict(zip(first, pool.map(help_of, first), strict=True))
+        more = [f"{name} {subject}" for name, text in texts.items() for subject in subjects(text)]
+        more += ["finetune gpt", "bench generate", "bench serve",
+                 *(f"finetune {family} --task {task}" for family in ("gpt", "bert") for task in ("classification", "regression"))]
+        texts.update(zip(more, pool.map(help_of, more), strict=True))
+    assert len(texts) > 35
+    return texts
+
+
+def rows(text):
+    """The flags and the description of each row."""
+    found = []
+    for line in text.splitlines():
+        if match := re.match(r"  (--?\S.*?)(?: {2,}(\S.*))?$", line):
+            found.append(([word.rstrip(",") for word in match[1].split() if word.startswith("-")], match[2] or ""))
+        elif found and line.startswith(" " * 30):
+            found[-1] = (found[-1][0], f"{found[-1][1]} {line.strip()}")
+    return found
+
+
+def test_no_flag_and_no_heading_is_there_twice(helps):
+    for command, text in helps.items():
+        flags = [flag for names, _ in rows(text) for flag in names]
+        assert len(flags) == len(set(flags)), command
+        headings = [line for line in text.split("\n\n") if re.match(r"[A-Z][A-Za-z0-9 ]*\n  --", line)]
+        titles = [heading.splitlines()[0] for heading in headings]
+        assert len(titles) == len(set(titles)), (command, titles)
+
+
+def test_no_row_repeats_itself(helps):
+    for command, text in helps.items():
+        for names, description in rows(text):
+            flags = re.findall(r"--[a-z][a-z0-9-]+", description)
+            assert len(flags) == len(set(flags)), (command, names, description)
+
+
+def test_commands_that_run_models_do_not_speak_of_training(helps):
+    for command in INFERENCE:
+        assert not re.search(r"\b(pre)?train(s|ed|ing)?\b|\bT5\b|Finetuning|optimizer|\bloss\b", helps[command]), command
+
+
+def test_choices_are_the_commands_own(helps):
+    def choices(command, flag):
+        return set(re.search(rf"^  {flag} {{(.*?)}}", helps[command], re.M)[1].split("|"))
+    for family in ("gpt", "bert"):
+        assert choices(f"finetune {family} --task regression", "--task") == {"classification", "regression"}
+    assert choices("tasks", "--task") == {"WIKITEXT103", "LAMBADA", "RACE", "MNLI", "QQP"}
+    for command in ("logits", "pretrain gpt"):
+        assert choices(command, "--cp-comm-type") == {"p2p", "all_gather", "a2a"}
+
+
+def test_shapes_that_generate(helps):
+    assert "bert-large" in helps["bench"]
+    for command in ("generate", "serve"):
+        assert "gpt2-124m" in helps[f"bench {command}"] and "bert-large" not in helps[f"bench {command}"]
+        message(teratron("bench", command, "--shape", "bert-large", code=2), "--shape", "bert-large does not generate", "gpt2-124m")
+    assert "--json" not in helps["bench serve"]
