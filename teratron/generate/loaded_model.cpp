@@ -12,6 +12,7 @@
 #include "teratron/models/family_formats.h"
 #include "teratron/models/weights.h"
 #include "teratron/settings/checkpoint_args.h"
+#include "teratron/settings/checks/formula.h"
 #include "teratron/settings/checks/validate.h"
 
 namespace teratron {
@@ -39,10 +40,11 @@ SavedModel saved_model(const CheckpointInfo& info, const Arguments& args) {
 // The shapes of the shards are derived from these.
 void check_divisible(const Arguments& args) {
   std::vector<Problem> problems;
-  for (const auto& [name, size, ranks, count, _] : divided_sizes(args)) {
-    if (size % count == 0) continue;
-    problems.push_back({fmt::format("{} = {} is not divisible by {} = {}", name, size, ranks, count),
-                        flag_of(ranks), fmt::format("Use one of {}", divisors_text(size))});
+  for (const Validation::Divisible& size : divided_sizes(args)) {
+    if (size.value % size.divisor == 0) continue;
+    problems.push_back(
+        {fmt::format("{} = {} is not divisible by {} = {}", size.name, size.value, size.by, size.divisor),
+         flag_of(size.by), fmt::format("Use one of {}", divisors_text(size.value))});
   }
   if (args.expert_model_parallel_size > 1 && !args.num_experts)
     problems.push_back({"the model has no experts", "--expert-model-parallel-size", "Leave it out"});
