@@ -90,7 +90,7 @@ TEST(FamilySettings, OfAnOwnFamilyHaveAnEffect) {
   EXPECT_EQ(notices({"training"}), Notices());
   EXPECT_EQ(notices({"training", "gpt"}), Notices({"--mask-prob has no effect on own"}));
   EXPECT_EQ(notices({"training", "own"}),
-            Notices({"--scale-embeddings has no effect on own", "--mask-prob has no effect on own"}));
+            Notices({"--mask-prob has no effect on own", "--scale-embeddings has no effect on own"}));
 }
 
 TEST(FamilySettings, HelpListsWhatAProgramUses) {
