@@ -48,7 +48,9 @@ std::vector<std::string> shape_flags(const BenchShape& shape, const std::string&
 }
 
 // Whether text can be generated with it.
-bool generates(const BenchShape& shape) { return find_family(shape.family).generates; }
+bool generates(const BenchShape& shape) {
+  return find_family(shape.family).generates;
+}
 
 const BenchShape& find_generating_shape(const std::string& name) {
   const BenchShape& shape = find_bench_shape(name);
@@ -152,7 +154,8 @@ int bench_command(std::span<const std::string> args) {
       "Time the training step of a model shape on mock data, or on --data-path, with the real training loop. "
       "`bench generate` and `bench serve` time generation.",
       options,
-      {json_field(options), bound_field("warm_up_seconds", &options.bench.warm_up_seconds, "Seconds before the first timed step",
+      {json_field(options),
+       bound_field("warm_up_seconds", &options.bench.warm_up_seconds, "Seconds before the first timed step",
                    {.min = 0, .max = 86400}),
        bound_field("steps", &options.bench.steps, "Timed steps", {.min = 1}),
        bound_field("profiled_steps", &options.bench.profiled_steps,
