@@ -116,7 +116,8 @@ TEST_F(GpuMixers, GreedyTokensAreTheMostProbableOfFullForwards) {
     const OwnModel own(gpu_mixture(kinds), at::kCUDA, at::kFloat);
     const GenerationRequest request = greedy(21, 30);
     std::vector<int64_t> ids(request.prompt.begin(), request.prompt.end());
-    for (const int32_t id : mixed_texts(kinds, {}, {request}).at(0)) {
+    const std::vector<std::vector<int32_t>> texts = mixed_texts(kinds, {}, {request});
+    for (const int32_t id : texts.at(0)) {
       const at::Tensor logits_V = logits_of(own.model, ids)[-1][0].narrow(0, 0, 500);
       const double below = (logits_V.max() - logits_V[id]).item<double>();
       EXPECT_LT(below, 1e-4 * logits_V.abs().max().item<double>()) << ids.size();
