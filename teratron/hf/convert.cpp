@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "teratron/base/file.h"
+#include "teratron/base/partial_folder.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/hf/byte_progress.h"
 #include "teratron/hf/float_convert.h"
@@ -231,22 +232,11 @@ void check_export(const CheckpointInfo& info, const fs::path& destination) {
 }
 
 ConversionReport export_hf(const CheckpointSource& source, const HfExport& request) {
-  std::error_code ignored;
   check_empty(request.destination);
-  fs::path destination = request.destination;
-  if (!destination.has_filename()) destination = destination.parent_path();  // "out/"
-  fs::path partial = destination;
-  partial += ".partial-" + random_hex(8);
-  make_directories(partial, ExitCode::config);
-  ConversionReport report{.result = destination};
-  try {
-    write_export(source, request, partial, report);
-    rename_path(partial, destination, ExitCode::checkpoint);
-  } catch (...) {
-    fs::remove_all(partial, ignored);
-    throw;
-  }
-  sync_directory(destination.parent_path(), ExitCode::checkpoint);
+  PartialFolder folder(request.destination);
+  ConversionReport report;
+  write_export(source, request, folder.path(), report);
+  report.result = folder.commit();
   return report;
 }
 
