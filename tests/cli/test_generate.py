@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from program import BINARY, MOCK, environment, message, needs_binary, teratron, train
+from program import BINARY, MOCK, environment, message, needs_binary, teratron, train, wait_for
 from terminal import TerminalSession
 
 pytestmark = needs_binary
@@ -194,6 +194,41 @@ def test_an_interrupted_run_goes_on(checkpoint, tmp_path):
     (tmp_path / "out.jsonl").unlink()
     _, whole = generate(checkpoint, tmp_path, code=3)
     assert resumed == whole and len(whole) == 1500
+
+
+def test_a_damaged_partial_file_is_answered_again(checkpoint, tmp_path):
+    """A changed answer, a lost line, a doubled one: what follows the first of them is not taken over."""
+    write_lines(tmp_path / "in.jsonl", [{"tokens": [id % 60], "max_new_tokens": 4, "seed": id} for id in range(40)])
+    _, whole = generate(checkpoint, tmp_path)
+    (tmp_path / "out.jsonl").unlink()
+
+    def damages(line, lines):
+        yield [*lines[:line], lines[line].replace('"tokens":[', '"tokens":[1', 1), *lines[line + 1:]]
+        yield [*lines[:line], *lines[line + 1:]]
+        yield [*lines[:line + 1], *lines[line:]]
+
+    command = ["generate", "--load", checkpoint, "--device", "cpu", "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl"]
+    teratron(*command, code=-signal.SIGKILL, fault="file.rename:kill")
+    (partial,) = tmp_path.glob("out.jsonl.*.partial")
+    sound = partial.read_text().splitlines()
+    assert len(sound) == 40
+    for kind, lines in enumerate(damages(17, sound)):
+        partial.write_text("\n".join(lines) + "\n")
+        result, again = generate(checkpoint, tmp_path)
+        kept = 18 if kind == 2 else 17
+        assert f"{partial}:{kept + 1} is damaged" in result.stderr and f"answers to {kept} of 40 lines: going on" in result.stderr
+        assert again == whole
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_two_runs_on_one_output(checkpoint, tmp_path):
+    write_lines(tmp_path / "in.jsonl", [{"tokens": [1], "max_new_tokens": 4}])
+    command = ["generate", "--load", checkpoint, "--device", "cpu", "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl"]
+    with subprocess.Popen([BINARY, *map(str, command)], stdout=subprocess.DEVNULL, env=environment("file.rename:delay=3000")) as first:
+        wait_for((tmp_path / "out.jsonl.lock").exists, "the first")
+        message(teratron(*command, "--temperature", "0.5", code=2), "another run is writing it", "out.jsonl")
+        assert first.wait(timeout=30) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
 
 def test_input_without_output(checkpoint, tmp_path):

@@ -6,10 +6,13 @@
 #include <map>
 
 #include "teratron/base/file.h"
+#include "teratron/base/file_lock.h"
+#include "teratron/base/hash.h"
 #include "teratron/base/hash_name.h"
 #include "teratron/base/json.h"
 #include "teratron/base/log.h"
 #include "teratron/base/text_lines.h"
+#include "teratron/comm/collective_errors.h"
 
 namespace teratron {
 
@@ -49,19 +52,58 @@ bool is_error(const std::string& line) {
   return value.is_object() && value.contains(error_key);
 }
 
-// Cuts off what an interruption left of another line.
-WrittenLines keep_complete_lines(const fs::path& path) {
+// A line of the partial file; answers hold no tab, which JSON escapes.
+std::string with_hash(int64_t number, const std::string& answer) {
+  return fmt::format("{}\t{}\n", answer, hash_to_hex(hash_text(fmt::format("{} {}", number, answer))));
+}
+
+// The answer in such a line, without its end; nullopt if the line is damaged.
+std::optional<std::string> checked_answer(int64_t number, const std::string& line) {
+  std::string answer = line.substr(0, line.rfind('\t'));
+  if (with_hash(number, answer) != line + "\n") return std::nullopt;
+  return answer;
+}
+
+// Cuts off what an interruption left of another line, and what follows a damaged one.
+WrittenLines keep_sound_lines(const fs::path& path) {
   if (!fs::exists(path)) return {};
   std::ifstream file = open_text(path, ExitCode::config);
   WrittenLines written;
-  uintmax_t complete = 0;
+  uintmax_t sound = 0;
   for (std::string line; std::getline(file, line) && !file.eof();) {
+    const std::optional<std::string> answer = checked_answer(written.lines + 1, line);
+    if (!answer) {
+      warn("{}:{} is damaged: it and the lines after it are answered again", path.string(),
+           written.lines + 1);
+      break;
+    }
     written.lines += 1;
-    written.errors += is_error(line) ? 1 : 0;
-    complete += line.size() + 1;
+    written.errors += is_error(*answer) ? 1 : 0;
+    sound += line.size() + 1;
   }
-  if (complete < fs::file_size(path)) fs::resize_file(path, complete);
+  if (sound < fs::file_size(path)) fs::resize_file(path, sound);
   return written;
+}
+
+// Writes the answers of a complete partial file.
+void write_answers(const fs::path& partial, const std::string& output) {
+  fs::path complete = partial;
+  complete += ".complete";
+  fs::remove(complete);  // of a run that was killed here
+  std::ifstream file = open_text(partial, ExitCode::config);
+  File answers = File::create(complete, ExitCode::config);
+  for (std::string line; std::getline(file, line);) answers.write(line.substr(0, line.rfind('\t')) + "\n");
+  answers.sync();
+  answers.close();
+  rename_path(complete, output, ExitCode::config);
+  fs::remove(partial);
+}
+
+FileLock lock_output(const std::string& output) {
+  if (std::optional<FileLock> lock = FileLock::try_acquire(output + ".lock")) return *std::move(lock);
+  throw config_error({.what = "another run is writing it",
+                      .where = fmt::format("--output {}", printable(output, 4096)),
+                      .fix = "Wait for it, or name another file"});
 }
 
 nlohmann::json parse_line(const std::string& line, const std::string& where) {
@@ -87,7 +129,7 @@ class LinesJob {
     const InputSummary summary = summarize(input_, salt);
     total_ = summary.lines;
     partial_ = fmt::format("{}.{:016x}.partial", output_, summary.hash);
-    const WrittenLines earlier = keep_complete_lines(partial_);
+    const WrittenLines earlier = keep_sound_lines(partial_);
     written_ = earlier.lines;
     errors_ = earlier.errors;
     if (written_ > 0)
@@ -110,7 +152,7 @@ class LinesJob {
     status_line("");
     answers_->sync();
     answers_->close();
-    rename_path(partial_, output_, ExitCode::config);
+    write_answers(partial_, output_);
     const double seconds = seconds_since(start_);
     const int64_t tokens = engine_.local().generated_tokens();
     print("{}: {} answers, {} tokens in {:.1f} s ({:.0f} tokens/s)", output_, written_ - errors_, tokens,
@@ -162,9 +204,9 @@ class LinesJob {
 
   void write_ready() {
     while (!pending_.empty() && !pending_.begin()->second.answer.empty()) {
-      answers_->write(pending_.begin()->second.answer + "\n");
-      pending_.erase(pending_.begin());
       written_ += 1;
+      answers_->write(with_hash(written_, pending_.begin()->second.answer));
+      pending_.erase(pending_.begin());
     }
   }
 
@@ -191,6 +233,11 @@ class LinesJob {
 
 ExitCode generate_lines(const GenerateJob& job) {
   open_text(*job.args().input, ExitCode::data);  // all ranks say what is wrong with it
+  std::optional<FileLock> lock;
+  run_on_rank_0(job.ranks(), [&]() -> std::string {
+    lock.emplace(lock_output(*job.args().output));
+    return "";
+  });
   ExitCode code = ExitCode::ok;
   with_engine(job, engine_settings(job), [&](RankedEngine& engine) {
     if (LinesJob(job, engine).run() > 0) code = ExitCode::data;
