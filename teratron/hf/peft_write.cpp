@@ -6,6 +6,7 @@
 #include "teratron/base/partial_folder.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/safetensors.h"
+#include "teratron/hf/peft.h"
 #include "teratron/hf/peft_layout.h"
 
 namespace teratron {
