@@ -9,7 +9,7 @@ import pytest
 from test_hf_conversion import CONFIGS, assert_same, random_model, run
 
 torch = pytest.importorskip("torch")
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 
 def save_as_bin(model, folder, shards):
@@ -55,3 +55,17 @@ def test_a_tensor_with_gaps_and_parameters_are_read(tmp_path):
     for kind in ("safe", "bin"):
         run("ckpt", "convert", "--from-hf", tmp_path / kind, "--save", tmp_path / f"{kind}-ckpt")
     assert_same(checkpoint_tensors(tmp_path / "safe-ckpt"), checkpoint_tensors(tmp_path / "bin-ckpt"))
+
+
+def test_queries_keys_and_values_of_different_types_are_promoted(tmp_path):
+    """As torch.cat does."""
+    model = random_model("llama-gqa")
+    types = {"q_proj": torch.float32, "k_proj": torch.bfloat16, "v_proj": torch.float16, "gate_proj": torch.bfloat16, "up_proj": torch.float16}
+    model.save_pretrained(tmp_path / "in")
+    rounded = {name: tensor.to(types.get(name.split(".")[-2], tensor.dtype)) for name, tensor in load_file(
+        tmp_path / "in" / "model.safetensors").items()}
+    save_file(rounded, tmp_path / "in" / "model.safetensors", {"format": "pt"})
+    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
+    run("ckpt", "convert", "--to-hf", tmp_path / "out", "--load", tmp_path / "ckpt")
+    again = load_file(tmp_path / "out" / "model.safetensors")
+    assert_same(again, {name: tensor.float() for name, tensor in rounded.items()})
