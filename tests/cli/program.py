@@ -47,7 +47,7 @@ def interrupted(arguments, folder, fault, number=signal.SIGINT):
     return {path.name for path in folder.rglob("*")}
 
 
-def measured(*args):
+def measured(*args, code=0):
     """The peak of what the program has in memory, in bytes, and seconds. The kernel counts from exec on, pages of the
     process alone: files are read into its memory, not mapped, so that the page cache is not in it."""
     start, peak = time.monotonic(), 0
@@ -58,7 +58,7 @@ def measured(*args):
             peak = max(peak, int(found[1]) << 10 if found else 0)
             time.sleep(0.005)
         output.seek(0)
-        assert process.returncode == 0, output.read()
+        assert process.returncode == code, output.read()
     return peak, time.monotonic() - start
 
 
