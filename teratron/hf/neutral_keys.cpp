@@ -48,7 +48,7 @@ bool is_full_attention(const json& layers) {
 
 bool has_value(const json& value) {
   if (value.is_null() || value == false) return false;
-  return value.is_number() ? value != 0 : !value.empty();
+  return value.is_number() ? value != 0 : value != "" && !value.empty();
 }
 
 bool is_neutral_key(std::string_view key, const json& value) {

@@ -12,8 +12,12 @@ namespace {
 using nlohmann::json;
 
 TEST(HfConfigTest, SettingsOfLlama) {
-  const json settings =
-      parse_hf(changed(hf_llama(), {{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 32.0}}}})).settings;
+  const json settings = parse_hf(changed(hf_llama(), {{"rope_scaling",
+                                                       {{"rope_type", "llama3"},
+                                                        {"factor", 32.0},
+                                                        {"low_freq_factor", 1.0},
+                                                        {"high_freq_factor", 4.0}}}}))
+                            .settings;
   const json expected = {{"num_layers", 2},
                          {"hidden_size", 12},
                          {"ffn_hidden_size", 20},
@@ -65,8 +69,9 @@ TEST(HfConfigTest, ListsEverythingUnsupported) {
             std::string::npos);
   EXPECT_NE(error_of(changed(hf_gpt2(), {{"activation_function", "relu"}})).find("activation_function"),
             std::string::npos);
-  EXPECT_NE(error_of(changed(hf_gpt2(), {{"n_layer", nullptr}})).find("'n_layer' is missing"),
-            std::string::npos);
+  json nothing = hf_gpt2();
+  nothing["n_layer"] = nullptr;
+  EXPECT_NE(error_of(nothing).find("'n_layer' is missing"), std::string::npos);
   EXPECT_NE(error_of(changed(hf_llama(), {{"partial_rotary_factor", 0.5}})).find("partial_rotary"),
             std::string::npos);
   EXPECT_NE(error_of(json::array()), "");

@@ -182,7 +182,7 @@ TEST(UnpicklerTest, ReadsAMemoWithGaps) {
   const Pickle pickle =
       parse_pickle(std::string_view("](K\x01r\0\0\0\x7fK\x02q\0K\x03q\x01j\0\0\0\x7fh\0h\x01"
                                     "e.",
-                                    25),
+                                    28),
                    "x");
   std::vector<int64_t> values;
   for (const PickleValue* item : pickle.root->items()) values.push_back(item->integer());

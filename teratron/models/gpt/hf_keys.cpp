@@ -268,9 +268,17 @@ constexpr int64_t most_layers = 1 << 20;
 constexpr const char *sliding = "sliding_attention", *full = "full_attention";
 }  // namespace
 
+static bool is_full_attention(std::string_view key, const HfConfig& config) {
+  return !config.has(key) ||
+         std::ranges::all_of(config.keys[key], [](const json& type) { return type == full; });
+}
+
 static void read_window_layers(std::string_view key, HfConfig& config, bool (*has_window)(int64_t, double)) {
   const bool per_layer = key == "layer_types";
-  if ((per_layer && !config.get("use_sliding_window", false)) || !config.has("sliding_window")) return;
+  if (!config.has("sliding_window") || (per_layer && !config.get("use_sliding_window", false))) {
+    if (per_layer && !is_full_attention(key, config)) config.unsupported(key);
+    return;
+  }
   const int64_t window = config.get("sliding_window", nullptr), layers = config.size("num_layers");
   if (window >= config.size("max_position_embeddings")) return;  // every position sees all before it
   if (layers > most_layers) return config.unsupported("num_hidden_layers");
