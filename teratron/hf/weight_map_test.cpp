@@ -50,9 +50,9 @@ TEST(HfConfigTest, ListsEverythingUnsupported) {
   const auto error_of = [](const json& config) { return message_of<UserError>([&] { parse_hf(config); }); };
   const std::string several = error_of(changed(
       hf_llama(),
-      {{"hidden_act", "gelu"}, {"num_key_value_heads", 4}, {"hidden_size", "x"}, {"attention_bias", true}}));
+      {{"hidden_act", "gelu"}, {"num_key_value_heads", 4}, {"hidden_size", "x"}, {"mlp_bias", true}}));
   for (const char* part :
-       {"'hidden_act'", "not divisible", "'hidden_size' = \"x\" is not a size", "'attention_bias'"}) {
+       {"'hidden_act'", "not divisible", "'hidden_size' = \"x\" is not a size", "'mlp_bias'"}) {
     EXPECT_NE(several.find(part), std::string::npos) << several;
   }
   EXPECT_NE(error_of({{"model_type", "mamba"}}).find("Supported are gpt2"), std::string::npos);

@@ -42,8 +42,9 @@ void canonicalize_expert_layers(Arguments& a) {
 
 void canonicalize(Arguments& a) {
   if (a.num_query_groups == a.num_attention_heads) a.group_query_attention = false;
-  if (a.add_bias_linear) a.add_qkv_bias = false;  // implied
-  if (a.openai_gelu) a.bias_gelu_fusion = true;   // both are the tanh approximation of GELU
+  if (a.add_bias_linear) a.add_attention_bias = false;                    // implied
+  if (a.add_bias_linear || a.add_attention_bias) a.add_qkv_bias = false;  // implied
+  if (a.openai_gelu) a.bias_gelu_fusion = true;  // both are the tanh approximation of GELU
   a.openai_gelu = false;
   if (a.rotary_seq_len_interpolation_factor == 1) a.rotary_seq_len_interpolation_factor.reset();
   canonicalize_windows(a);

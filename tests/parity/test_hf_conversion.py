@@ -33,6 +33,8 @@ CONFIGS = {
     "llama2": lambda: transformers.LlamaConfig(**{**LLAMA, "num_key_value_heads": 6}),
     "llama-gqa": lambda: transformers.LlamaConfig(**LLAMA, rope_theta=500000.0),
     "llama-biases": lambda: transformers.LlamaConfig(**LLAMA, attention_bias=True, mlp_bias=True),
+    "llama-attention-biases": lambda: transformers.LlamaConfig(**LLAMA, attention_bias=True),
+    "qwen3-attention-biases": lambda: transformers.Qwen3Config(**LLAMA, head_dim=16, attention_bias=True),
     "llama3-rope": lambda: transformers.LlamaConfig(**LLAMA, rope_parameters=LLAMA3_ROPE),
     "linear-rope": lambda: transformers.LlamaConfig(**LLAMA, rope_parameters={
         "rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}),
@@ -183,8 +185,7 @@ REFUSED = {  # a family, a change of its config.json, what the error says
     "opt-350m": ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before"),
     "opt-projection": ("opt", {"word_embed_proj_dim": 24}, "word_embed_proj_dim"),
     "opt-gelu": ("opt", {"activation_function": "gelu"}, "activation_function"),
-    "gemma-biases": ("gemma", {"attention_bias": True}, "attention_bias"),
-    "olmo2-biases": ("olmo2", {"attention_bias": True}, "attention_bias"),
+    "llama-mlp-biases": ("llama2", {"mlp_bias": True}, "mlp_bias"),
     "gemma-softcap": ("gemma", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
     "gemma-activation": ("gemma", {"hidden_act": "silu"}, "hidden_act"),
     "gemma-bidirectional": ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),

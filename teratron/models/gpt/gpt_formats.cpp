@@ -16,7 +16,8 @@ namespace {
 // clang-format off
 
 const HfTensorOptions qk_norm = {.when = {"qk_layernorm"}};
-const HfTensorOptions qkv_biased = {.bias = {"add_bias_linear", "add_qkv_bias"}};
+const HfTensorOptions qkv_biased = {.bias = {"add_bias_linear", "add_attention_bias", "add_qkv_bias"}};
+const HfTensorOptions attention_biased = {.bias = {"add_bias_linear", "add_attention_bias"}};
 const HfTensorGroup head = {"", "",
     {{"output_layer.weight", same, {"lm_head.weight"}, {vocab, hidden}, {{untied}}}}};
 
@@ -74,7 +75,8 @@ const std::vector<HfTensorGroup> llama_tensors = {
         {"self_attention.linear_qkv.weight", qkv_grouped,
          {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"}, {queries, hidden},
          qkv_biased},
-        {"self_attention.linear_proj.weight", same, {"self_attn.o_proj.weight"}, {hidden, queries}, biased},
+        {"self_attention.linear_proj.weight", same, {"self_attn.o_proj.weight"}, {hidden, queries},
+         attention_biased},
         {"self_attention.q_layernorm.weight", same, {"self_attn.q_norm.weight"}, {"kv_channels"}, qk_norm},
         {"self_attention.k_layernorm.weight", same, {"self_attn.k_norm.weight"}, {"kv_channels"}, qk_norm},
         {"pre_mlp_layernorm.weight", same, {"post_attention_layernorm.weight"}, {hidden}},
@@ -86,32 +88,29 @@ const std::vector<HfTensorGroup> llama_tensors = {
 
 // Model types like Llama, which differ in keys and settings alone.
 const std::vector<HfKey> qwen3_keys = {
-    key_is("mlp_bias", false), key_is("attention_bias", false), setting_is("add_bias_linear", false),
-    setting_is("add_qkv_bias", false),
+    key_is("mlp_bias", false), attention_bias, setting_is("add_bias_linear", false), no_qkv_bias,
     setting_is("qk_layernorm", true), {"layer_types", "window_size", windows}};
 const std::vector<HfKey> qwen2_keys = {
     setting_is("add_bias_linear", false), setting_is("add_qkv_bias", true), only_without("qk_layernorm"),
     {"layer_types", "window_size", windows}};
 const std::vector<HfKey> llama_own_keys = {
-    {"mlp_bias", "add_bias_linear", {.otherwise = false}},
-    {"attention_bias", "add_bias_linear", {.otherwise = false}},
-    {"", "add_qkv_bias", {.otherwise = false, .write = write_qkv_bias}}, only_without("qk_layernorm"),
+    {"attention_bias", "add_bias_linear", {.read = read_biases, .write = write_biases}},
+    {"", "add_attention_bias", {.export_only = true}}, no_qkv_bias, only_without("qk_layernorm"),
     {"", "window_size", no_windows}};
 const std::vector<HfKey> mistral_keys = {
     key_is("mlp_bias", false), key_is("attention_bias", false), setting_is("add_bias_linear", false),
     setting_is("add_qkv_bias", false),
     only_without("qk_layernorm"), {"sliding_window", "window_size", windows}};
 const std::vector<HfKey> gemma_keys = {
-    key_is("attention_bias", false), key_is("use_bidirectional_attention", false),
-    setting_is("add_bias_linear", false), setting_is("add_qkv_bias", false),
+    attention_bias, key_is("use_bidirectional_attention", false), setting_is("add_bias_linear", false),
+    no_qkv_bias,
     {"", "window_size", no_windows}, {"head_dim", "kv_channels", {.otherwise = 256}},
     {"hidden_act", "geglu", {.read = read_gemma_gelu, .write = write_gemma_gelu}},
     setting_is("swiglu", false),
     setting_is("scale_embeddings", true), setting_is("apply_layernorm_1p", true),
     {"tie_word_embeddings", untied, {.otherwise = true, .negate = true}}};
 const std::vector<HfKey> olmo2_keys = {
-    key_is("attention_bias", false), setting_is("add_bias_linear", false), setting_is("add_qkv_bias", false),
-    {"", "window_size", no_windows},
+    attention_bias, setting_is("add_bias_linear", false), no_qkv_bias, {"", "window_size", no_windows},
     {"rms_norm_eps", "norm_epsilon", {.otherwise = 1e-5}}, setting_is("qk_layernorm", true),
     setting_is("qk_layernorm_all_heads", true),
     setting_is("norm_position", "output")};
@@ -196,7 +195,7 @@ std::vector<HfFamily> gpt_models() {
        .buffers = {".attn.bias", ".attn.masked_bias"}},
       llama_like("qwen3", "Qwen3ForCausalLM", qwen3_keys, with_head_size(qwen2_defaults)),
       llama_like("qwen2", "Qwen2ForCausalLM", qwen2_keys, qwen2_defaults),
-      llama_like("llama", "LlamaForCausalLM", llama_own_keys, llama_defaults),
+      with_other_key(llama_like("llama", "LlamaForCausalLM", llama_own_keys, llama_defaults), "mlp_bias"),
       llama_like("mistral", "MistralForCausalLM", mistral_keys, mistral_defaults),
       with_other_key(llama_like("gemma", "GemmaForCausalLM", gemma_keys, gemma_defaults),
                      "hidden_activation"),

@@ -105,10 +105,11 @@ void write_no_shared(std::string_view, HfConfig& config) {
 // clang-format off
 
 const std::vector<HfKey> attention_keys = {
-    key_is("mlp_bias", false), key_is("attention_bias", false), setting_is("add_bias_linear", false),
+    key_is("mlp_bias", false), setting_is("add_bias_linear", false),
     {"", "moe_router_score_function", {.export_only = true, .write = write_router}}};
 
 const std::vector<HfKey> mixtral_keys = {
+    key_is("attention_bias", false),
     {"intermediate_size", ffn, {.read = read_mixtral_ffn, .write = write_mixtral_ffn}},
     {"num_local_experts", "num_experts", {.otherwise = 8}},
     {"num_experts_per_tok", "moe_router_topk", {.otherwise = 2}},
@@ -124,15 +125,17 @@ const std::vector<HfKey> qwen_moe_keys = {
     {"norm_topk_prob", "moe_router_pre_softmax", {.read = read_normalized, .write = write_normalized}},
     {"decoder_sparse_step", "moe_layer_freq", {.read = read_sparse_layers, .write = write_sparse_layers}}};
 const std::vector<HfKey> qwen2_moe_keys = {
+    key_is("attention_bias", false),
     {"num_experts", "num_experts", {.otherwise = 60}}, {"shared_expert_intermediate_size", shared_ffn},
     setting_is("moe_shared_expert_gate", true), {"qkv_bias", "add_qkv_bias", {.otherwise = true}},
     only_without("qk_layernorm"),
     {"layer_types", "window_size", {.read = read_alternating_windows, .write = write_windows}}};
 const std::vector<HfKey> qwen3_moe_keys = {
+    attention_bias,
     {"num_experts", "num_experts", {.otherwise = 128, .write = write_qwen3_experts}},
     key_is("use_sliding_window", false), {"", "window_size", no_windows},
     {"", shared_ffn, {.export_only = true, .write = write_no_shared}},
-    setting_is("add_qkv_bias", false), setting_is("qk_layernorm", true)};
+    no_qkv_bias, setting_is("qk_layernorm", true)};
 
 const json mixtral_defaults = {
     {"vocab_size", 32000}, {"hidden_size", 4096}, {"intermediate_size", 14336}, {"num_hidden_layers", 32},

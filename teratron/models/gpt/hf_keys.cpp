@@ -31,10 +31,27 @@ void write_query_groups(std::string_view key, HfConfig& config) {
   if (!key.empty()) config.keys[key] = groups;
 }
 
-// add_bias_linear includes the bias of QKV.
+// add_bias_linear and add_attention_bias include the bias of QKV.
 void write_qkv_bias(std::string_view, HfConfig& config) {
-  if (config.is_set("add_qkv_bias") && !config.is_set("add_bias_linear"))
+  if (config.is_set("add_qkv_bias") && !config.is_set("add_bias_linear") &&
+      !config.is_set("add_attention_bias"))
     config.problem("add_qkv_bias is true, not false");
+}
+
+void write_no_attention_bias(std::string_view, HfConfig& config) {
+  if (config.is_set("add_attention_bias") && !config.is_set("add_bias_linear"))
+    config.problem("add_attention_bias is true, not false");
+}
+
+void read_biases(std::string_view key, HfConfig& config) {
+  const bool attention = config.get(key, false), mlp = config.get("mlp_bias", false);
+  if (mlp && !attention) config.problem("'mlp_bias' = true is not supported without '{}'", key);
+  config.settings.update({{"add_bias_linear", attention && mlp}, {"add_attention_bias", attention && !mlp}});
+}
+
+void write_biases(std::string_view key, HfConfig& config) {
+  const bool all = config.is_set("add_bias_linear");
+  config.keys.update({{std::string(key), all || config.is_set("add_attention_bias")}, {"mlp_bias", all}});
 }
 
 // gelu_new is the tanh form, the default here; gelu is that by erf.
@@ -346,6 +363,7 @@ static const std::vector<HfKey>& common_keys() {
     {"initializer_range", "init_method_std", {.otherwise = 0.02}},
     {"", "seq_length", {.derived = positions}},
     {"", "num_experts", {.export_only = true, .write = write_no_experts}},
+    {"", "add_attention_bias", {.export_only = true, .write = write_no_attention_bias}},
     {"", "rotary_percent", {.must_be = 1.0, .export_only = true}},
     {"", "position_embedding_offset", {.must_be = 0, .export_only = true}},
     {"", "norm_position", {.must_be = "input", .export_only = true}},

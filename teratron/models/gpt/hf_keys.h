@@ -13,6 +13,10 @@ namespace teratron::gpt_hf_keys {
 void read_query_groups(std::string_view key, HfConfig& config);
 void write_query_groups(std::string_view key, HfConfig& config);
 void write_qkv_bias(std::string_view key, HfConfig& config);
+void write_no_attention_bias(std::string_view key, HfConfig& config);
+/// Llama's biases: of attention and MLP, or of attention alone.
+void read_biases(std::string_view key, HfConfig& config);
+void write_biases(std::string_view key, HfConfig& config);
 void write_gelu(std::string_view key, HfConfig& config);
 void write_tanh_gelu(std::string_view key, HfConfig& config);
 void read_gemma_gelu(std::string_view key, HfConfig& config);
@@ -39,6 +43,9 @@ inline const HfKeyOptions groups = {.read = read_query_groups, .write = write_qu
 inline const HfKeyOptions windows = {.read = read_windows, .write = write_windows};
 inline const HfKeyOptions no_windows = {.export_only = true, .write = write_windows};
 inline const HfKeyOptions head_size = {.derived = "hidden_size/num_attention_heads"};
+/// Without biases of the MLP.
+inline const HfKey attention_bias = {"attention_bias", "add_attention_bias", {.otherwise = false}};
+inline const HfKey no_qkv_bias = {"", "add_qkv_bias", {.otherwise = false, .write = write_qkv_bias}};
 inline const HfKeyOptions embedded = {.rows_of = "embedding.word_embeddings.weight"};
 inline const HfTensorOptions copied = {
     .copies = {"lm_head.weight"}};  // files may hold a tied output layer too

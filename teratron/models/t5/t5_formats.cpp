@@ -130,6 +130,7 @@ std::vector<HfKey> t5_keys(bool mt5) {
     setting_is("normalization", "RMSNorm"), setting_is("add_bias_linear", false),
     setting_is("group_query_attention", false),
     {"", "norm_position", {.must_be = "input", .export_only = true}}, only_without("add_qkv_bias"),
+    only_without("add_attention_bias"),
     only_without("squared_relu"), only_without("qk_layernorm"), only_without("apply_layernorm_1p"),
     only_without("apply_residual_connection_post_layernorm")};
 }
