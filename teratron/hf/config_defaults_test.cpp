@@ -1,7 +1,7 @@
-// Keys that config.json leaves out, other names of keys, and keys that nobody knows. The expected defaults and
-// names are those of transformers 5.23: tests/fixtures/models/hf_defaults.json has, of each configuration class,
-// the fields that PreTrainedConfig lacks with their defaults (of the positions: what an instance has), and its
-// attribute_map.
+// Keys that config.json leaves out, other names of keys, and keys that nobody knows. The expected defaults
+// and names are those of transformers 5.23: tests/fixtures/models/hf_defaults.json has, of each configuration
+// class, the fields that PreTrainedConfig lacks with their defaults (of the positions: what an instance has),
+// and its attribute_map.
 #include <gtest/gtest.h>
 
 #include "teratron/testing/checkpoint_world.h"

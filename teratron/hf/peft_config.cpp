@@ -63,7 +63,7 @@ int64_t rank_of(const json& config, const fs::path& path) {
                "Use a whole number of 1 or more");
 }
 
-// Of the weights' layers.
+// What the adapters' names say.
 std::vector<std::string> targets_of(const fs::path& path) {
   std::set<std::string> targets;
   const SafetensorsFile file(path);

@@ -10,7 +10,7 @@ namespace teratron {
 
 namespace {
 
-// Those of torch are numbers.
+// torch's keys are numbers.
 constexpr size_t most_key_bytes = 256;
 constexpr size_t most_name_bytes = 1024;
 

@@ -21,8 +21,8 @@ class TorchFile {
 
   const PickleValue& root() const { return *pickle_.root; }
   Dtype dtype_of(const PickledTensor& tensor) const { return pickle_.storages[tensor.storage].dtype; }
-  /// Row-major, whatever its strides. Thread-safe. UserError(checkpoint) if the checksum of the storage's entry
-  /// in the zip file is wrong, which the first read of it finds.
+  /// Row-major, whatever its strides. Thread-safe. UserError(checkpoint) if the checksum of the storage's
+  /// entry in the zip file is wrong, which the first read of it finds.
   std::vector<char> read(const PickledTensor& tensor) const;
   /// Elements [begin, end) of that.
   void read(const PickledTensor& tensor, int64_t begin, int64_t end, char* out) const;

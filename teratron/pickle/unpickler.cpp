@@ -16,8 +16,8 @@ namespace {
 // Steps of a walk of all values, shared ones each time, and bytes of text that cost as much as a value.
 constexpr size_t least_steps = size_t{1} << 16, steps_per_byte = 16, text_per_step = 32;
 
-// A walk of the values as their readers do it, so that these need to be afraid of neither cycles nor depth, nor
-// of values that are shared so often that a small pickle takes forever.
+// A walk of the values as their readers do it, so that these need to be afraid of neither cycles nor depth,
+// nor of values that are shared so often that a small pickle takes forever.
 class Walk {
  public:
   Walk(const PickleStream& stream, size_t depth)

@@ -27,7 +27,7 @@ struct PickledStorage {
   int64_t numel = 0;
 };
 
-/// 16 bytes, as a pickle can ask for a value with each of its own. PickleStack makes them.
+/// 16 bytes, as each byte of a pickle can ask for a value. PickleStack makes them.
 class PickleValue {
  public:
   enum class Kind : uint8_t {
@@ -47,14 +47,14 @@ class PickleValue {
   };
 
   bool is(Kind other) const { return kind_ == other; }
-  /// Of a boolean: 0 or 1; of a storage: its index in Pickle::storages; 0 for values without.
+  /// A boolean is 0 or 1, a storage its index in Pickle::storages; 0 for values without.
   int64_t integer() const {
     return is(Kind::boolean) || is(Kind::integer) || is(Kind::storage) ? integer_ : 0;
   }
   double real() const { return is(Kind::real) ? real_ : 0; }
-  /// Of text, bytes and names, and the name of an object's class; empty for values without.
+  /// Text, bytes, a name, or the name of an object's class; empty for values without.
   std::string_view text() const;
-  /// Of a list or tuple; of a dict: key, value, key, value...; of an object: its arguments, then its state.
+  /// A dict has key, value, key, value...; an object its arguments, then its state.
   std::span<PickleValue* const> items() const;
   const PickledTensor& tensor() const { return *tensor_; }
 
@@ -75,8 +75,8 @@ class PickleValue {
   };
 };
 
-/// Owns all values, which form no cycle and are nested to at most the limit of unpickler.h. Their texts lie in
-/// the stream that they were read from.
+/// Owns all values, which form no cycle and are nested to at most the limit of unpickler.h. Their texts lie
+/// in the stream that they were read from.
 struct Pickle {
   std::deque<PickleValue> values;
   std::vector<std::unique_ptr<PickleValue*[]>> arrays;

@@ -26,8 +26,8 @@ class ZipArchive {
   };
   /// By name; names that occur twice are refused.
   const std::map<std::string, Entry>& entries() const { return entries_; }
-  /// The contents of an entry: in place if it is stored, else unpacked into memory. Their checksum is compared
-  /// when they are unpacked or first read, unless it is 0, as torch.save has it if it computes none.
+  /// The contents of an entry: in place if it is stored, else unpacked into memory. Their checksum is
+  /// compared when they are unpacked or first read, unless it is 0, as torch.save has it if it computes none.
   ByteSourcePtr open(const std::string& name) const;
   /// Reads all entries and compares their checksums; returns their bytes.
   int64_t verify() const;
