@@ -46,7 +46,8 @@ TEST_F(TorchWriterTest, ScalarsAreReadAsWritten) {
   writer.text("dtype"), writer.global("torch", "bfloat16");
   writer.end(PickledDict::name_space);
   writer.end(PickledDict::plain);
-  const Pickle pickle = parse_pickle(writer.finish(), "x");
+  const std::string stream = writer.finish();
+  const Pickle pickle = parse_pickle(stream, "x");
   const PickleValue& root = *pickle.root;
   for (const int64_t value : integers) EXPECT_EQ(root.find(std::to_string(value))->integer(), value);
   for (const double value : reals) EXPECT_EQ(root.find("r" + std::to_string(value))->real(), value);
