@@ -49,8 +49,9 @@ struct GenerationRequest {
   StopRules stop = {};
   BeamOptions beams = {};
   bool prevent_newline_after_colon = false;
-  int64_t choices = 1;    // answers; with beams the best ones
-  uint64_t sequence = 0;  // the first answer's number among those of one seed
+  bool skip_special_tokens = true;  // leave them out of the texts of answers
+  int64_t choices = 1;              // answers; with beams the best ones
+  uint64_t sequence = 0;            // the first answer's number among those of one seed
   bool logprobs = false;
   int64_t logprobs_from = 1;  // the first token of the prompt whose log probability is asked for
   int64_t top_logprobs = 0;   // with each of them those of so many of the most probable tokens

@@ -15,10 +15,10 @@ class MegatronReader {
  public:
   explicit MegatronReader(const json& body) : body_(body) {}
 
-  /// The field if it is present, even null.
+  /// The field, unless it is null, which counts as absent.
   const json* find(const char* name) const {
     const auto found = body_.find(name);
-    return found == body_.end() ? nullptr : &*found;
+    return found == body_.end() || found->is_null() ? nullptr : &*found;
   }
   static void check(bool valid, const char* text, int status = 200) {
     if (!valid) throw MegatronError{status, text};
@@ -124,8 +124,7 @@ void read_seed(const MegatronReader& fields, SamplingOptions& sampling) {
 
 void read_beams(const MegatronReader& fields, size_t prompts, const ServedModel& model,
                 GenerationRequest& request) {
-  const json* const width = fields.find("beam_width");
-  if (width && !width->is_null()) {
+  if (fields.find("beam_width")) {
     request.beams.width = fields.integer("beam_width", "beam_width must be integer");
     fields.check(request.beams.width >= 1, "beam_width must be an integer > 1");
     fields.check(prompts == 1, "When doing beam_search, batch size must be 1");
