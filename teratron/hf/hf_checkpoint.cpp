@@ -15,6 +15,7 @@
 #include "teratron/hf/placement.h"
 #include "teratron/hf/tokenizer_files.h"
 #include "teratron/hf/transpose.h"
+#include "teratron/tokenizer/end_tokens.h"
 
 namespace teratron {
 
@@ -220,6 +221,7 @@ HfCheckpoint::HfCheckpoint(const fs::path& folder)
   nlohmann::json config = model_.settings;
   config["model_family"] = model_.family->family;
   config["hf_model_type"] = model_.family->model_type;
+  save_configured_tokens(configured_tokens(folder_), config);
   info_ = {.path = folder_, .config = config.dump(), .state = "{}"};
   for (const HfTensor& tensor : tensors_) {
     by_name_[tensor.name] = &tensor;
