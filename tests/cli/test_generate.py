@@ -78,6 +78,33 @@ def test_bad_lines_are_errors_and_the_others_are_answered(checkpoint, tmp_path):
     assert f"{len(bad)} of {len(lines)} lines have errors" in result.stderr
 
 
+def test_equal_prompts_are_different_samples(checkpoint, tmp_path):
+    line = {"prompt": "1 2", "max_new_tokens": 12}
+    write_lines(tmp_path / "in.jsonl", [line, line, line | {"num_return_sequences": 3}, line, line | {"seed": 4}, line | {"seed": 4}])
+    _, lines = generate(checkpoint, tmp_path)
+    choices = [choice["text"] for answer in lines for choice in answer.get("choices", [answer])]
+    assert len(set(choices[:6])) == 6 and choices[6] == choices[7]
+    said = teratron("generate", "--load", checkpoint, "--device", "cpu", "--max-new-tokens", 12, "--prompt", *["1 2"] * 3).stdout
+    assert len(set(said.strip().split("\n\n"))) == 3, said
+
+
+def test_requests_at_the_edges(checkpoint, tmp_path):
+    """A search without new tokens scores the prompt; the lowest temperature is greedy; a beam ends at a text."""
+    prompt = {"tokens": [5, 6, 7]}
+    scored = prompt | {"max_new_tokens": 0, "logprobs": True}
+    greedy = prompt | {"max_new_tokens": 8}
+    write_lines(tmp_path / "in.jsonl", [scored, scored | {"num_beams": 3}, greedy | {"top_k": 1}, greedy | {"temperature": 1e-310},
+                                        greedy | {"temperature": 5e-324, "top_p": 0.9}, greedy | {"num_beams": 2}])
+    _, lines = generate(checkpoint, tmp_path)
+    assert lines[1]["logprobs"] == lines[0]["logprobs"] and lines[1]["tokens"] == []
+    assert lines[2]["tokens"] == lines[3]["tokens"] == lines[4]["tokens"]
+    beam = lines[5]["text"]
+    middle = beam.split()[2]
+    write_lines(tmp_path / "in.jsonl", [greedy | {"num_beams": 2, "stop": f" {middle} "}])
+    _, (stopped,) = generate(checkpoint, tmp_path)
+    assert f" {middle} " not in stopped["text"] + " "
+
+
 def test_a_line_replaces_the_filter_of_the_flags(checkpoint, tmp_path):
     """top_k and top_p exclude each other: the one of a line counts, not that of the flags."""
     line = {"prompt": "1 2", "max_new_tokens": 9, "seed": 5}

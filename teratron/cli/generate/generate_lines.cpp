@@ -4,6 +4,7 @@
 #include <deque>
 #include <filesystem>
 #include <map>
+#include <utility>
 
 #include "teratron/base/file.h"
 #include "teratron/base/file_lock.h"
@@ -122,6 +123,7 @@ class LinesJob {
   LinesJob(const GenerateJob& job, RankedEngine& engine)
       : job_(job),
         engine_(engine),
+        reader_(job.reader),
         input_(*job.args().input),
         output_(*job.args().output),
         file_(open_text(input_, ExitCode::data)) {
@@ -171,17 +173,26 @@ class LinesJob {
     std::string line;
     if (!next_line(file_, line, input_)) return false;
     const int64_t number = ++read_;
+    reader_.defaults.sequence = std::exchange(sequences_, sequences_ + answers_to(line));
     if (number <= already) return true;
     const std::string where = fmt::format("{}:{}", input_, number);
     Pending& pending = pending_[number];
     try {
       const nlohmann::json value = parse_line(line, where);
-      pending.request = request_from_json(value, job_.reader, where);
+      pending.request = request_from_json(value, reader_, where);
       line_of_[engine_.submit(pending.request)] = number;
     } catch (const UserError& error) {
       fail(pending, where, error);
     }
     return true;
+  }
+
+  // How many sequences of the file's random numbers a line takes.
+  uint64_t answers_to(const std::string& line) const {
+    const auto value = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const auto found = value.is_object() ? value.find("num_return_sequences") : value.end();
+    const bool is_given = found != value.end() && found->is_number_unsigned() && *found < 1U << 20U;
+    return is_given ? found->get<uint64_t>() : static_cast<uint64_t>(job_.reader.defaults.choices);
   }
 
   void fail(Pending& pending, const std::string& where, const UserError& error) {
@@ -219,6 +230,8 @@ class LinesJob {
 
   const GenerateJob& job_;
   RankedEngine& engine_;
+  RequestReader reader_;
+  uint64_t sequences_ = 0;  // of the lines before
   std::string input_, output_;
   std::ifstream file_;
   fs::path partial_;

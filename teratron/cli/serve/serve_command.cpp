@@ -60,6 +60,7 @@ RoutesOptions routes_options(const GenerateJob& job, const Arguments& given, con
                                  .name = model_name(given),
                                  .limits = engine.limits(),
                                  .document_end = job.reader.document_end,
+                                 .end_tokens = job.reader.defaults.stop.tokens,
                                  .max_request_tokens = given.max_tokens_to_oom.value_or(0),
                                  .lenient_errors = !given.api_strict},
                        .api_key = access.api_key,

@@ -130,11 +130,10 @@ void read_beams(const MegatronReader& fields, size_t prompts, const ServedModel&
     fields.check(prompts == 1, "When doing beam_search, batch size must be 1");
     request.choices = request.beams.width;
   }
-  request.beams.stop_token = model.document_end;
-  if (fields.find("stop_token")) {
+  if (fields.find("stop_token")) {  // of a beam search
     const int64_t token = fields.integer("stop_token", "stop_token must be an integer");
     const bool is_id = token >= 0 && token < model.limits.vocabulary;
-    request.beams.stop_token = is_id ? static_cast<int32_t>(token) : -1;
+    if (request.beams.width > 0) request.stop.tokens.assign(is_id ? 1 : 0, static_cast<int32_t>(token));
   }
   request.beams.length_penalty = fields.real("length_penalty", "length_penalty must be a float", 1.0);
 }
@@ -165,7 +164,7 @@ MegatronRequest parse_megatron(const json& body, const ServedModel& model) {
   const MegatronReader fields(body);
   const std::vector<std::string> prompts = read_prompts(fields);
   GenerationRequest common;
-  if (model.document_end >= 0) common.stop.tokens = {model.document_end};
+  common.stop.tokens = model.end_tokens;
   read_length(fields, common);
   read_sampling(fields, common.sampling);
   const bool add_bos = fields.flag("add_BOS");
@@ -181,6 +180,7 @@ MegatronRequest parse_megatron(const json& body, const ServedModel& model) {
     GenerationRequest& each = request.prompts.emplace_back(common);
     if (add_bos) each.prompt.push_back(model.document_end);
     model.tokenizer.encode(prompt, each.prompt);
+    if (!fields.find("random_seed")) common.sequence += 1;
   }
   check_length(request, model);
   return request;

@@ -47,8 +47,8 @@ void read_openai_stops(RequestFields& fields, const ServedModel& model, OpenAiRe
   fields.flag("ignore_eos", all.ignore_eos);
   if (all.ignore_eos) {
     request.stop.tokens.clear();
-  } else if (model.document_end >= 0) {
-    request.stop.tokens.push_back(model.document_end);
+  } else {
+    request.stop.tokens = model.end_tokens;
   }
   fields.read<std::vector<int32_t>>(
       "stop_token_ids", "a list of token ids", RequestFields::are_ids, [&](const std::vector<int32_t>& ids) {
@@ -237,9 +237,11 @@ OpenAiRequest parse_completion(const json& body, const ServedModel& model) {
       fields.problem("prompt", "there is no prompt", "Add a text or a list of token ids");
     const std::vector<const json*> prompts = read_prompts(fields, model);
     fields.finish();
+    const bool has_seed = fields.has("seed");
     for (const json* each : prompts) {
       all.prompts.push_back(common);
       add_prompt(*each, model, echo, all);
+      if (!has_seed) common.sequence += static_cast<uint64_t>(std::max<int64_t>(common.choices, 1));
     }
   } catch (const UserError& error) {
     throw api_error(error);
