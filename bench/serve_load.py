@@ -21,7 +21,7 @@ async def stream(args, tokens, times):
     body = json.dumps({"prompt": [random.randrange(args.vocabulary) for _ in range(args.prompt_tokens)], "max_tokens": tokens,
                        "temperature": 0, "stream": True, "ignore_eos": True}).encode()
     reader, writer = await asyncio.open_connection(args.host, args.port)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
     status = await reader.readline()
     assert b" 200 " in status, status + await reader.read(2000)
     done = False

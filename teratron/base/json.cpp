@@ -1,6 +1,5 @@
 #include "teratron/base/json.h"
 
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -35,48 +34,71 @@ class CountingIterator {
   const char** furthest_;
 };
 
-class StrictParser {
+// Builds the value from the parser's events. nlohmann's own parser with a callback looks through all members
+// of a container whenever one of them ends, which takes quadratic time.
+class StrictParser final : public json::json_sax_t {
  public:
   StrictParser(std::string_view text, const JsonOptions& options)
       : text_(text), options_(options), at_(text.data()) {}
 
   json parse() {
-    const auto check = [this](int depth, json::parse_event_t event, json& value) {
-      return on_event(static_cast<size_t>(depth), event, value);
-    };
-    try {
-      return json::parse(CountingIterator(text_.data(), &at_),
-                         CountingIterator(text_.data() + text_.size(), &at_), check);
-    } catch (const json::out_of_range&) {
-      // The lexer has read one character beyond the number.
-      while (at_ > text_.data() && (at_[-1] < '0' || at_[-1] > '9')) --at_;
-      throw problem("the number here is beyond the range of 64-bit floats");
-    } catch (const json::exception&) {
+    json::sax_parse(CountingIterator(text_.data(), &at_), CountingIterator(text_.data() + text_.size(), &at_),
+                    this);
+    return std::move(root_);
+  }
+
+  // json_sax
+  bool null() override { return add(json()); }
+  bool boolean(bool value) override { return add(value); }
+  bool number_integer(number_integer_t value) override { return add(value); }
+  bool number_unsigned(number_unsigned_t value) override { return add(value); }
+  bool number_float(number_float_t value, const string_t& /*text*/) override { return add(value); }
+  bool string(string_t& value) override { return add(value); }
+  bool binary(binary_t& /*value*/) override { return false; }  // JSON has none
+  bool start_object(size_t /*size*/) override { return open(json::value_t::object); }
+  bool start_array(size_t /*size*/) override { return open(json::value_t::array); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+
+  bool key(string_t& name) override {
+    const auto [member, is_new] = open_.back()->get_ref<json::object_t&>().try_emplace(name);
+    if (!is_new) throw problem(fmt::format("key \"{}\" appears twice", printable(name)));
+    member_ = &member->second;
+    return true;
+  }
+
+  bool parse_error(size_t /*position*/, const std::string& /*token*/, const json::exception& error) override {
+    if (!dynamic_cast<const json::out_of_range*>(&error))
       throw problem(fmt::format("not valid JSON: {}", unexpected()));
-    }
+    // The lexer has read one character beyond the number.
+    while (at_ > text_.data() && (at_[-1] < '0' || at_[-1] > '9')) --at_;
+    throw problem("the number here is beyond the range of 64-bit floats");
   }
 
  private:
-  bool on_event(size_t depth, json::parse_event_t event, const json& value) {
-    switch (event) {
-      case json::parse_event_t::object_start:
-      case json::parse_event_t::array_start:
-        if (depth >= options_.max_depth) {
-          throw problem(fmt::format("nested more than {} deep", options_.max_depth));
-        }
-        if (event == json::parse_event_t::object_start) keys_.emplace_back();
-        break;
-      case json::parse_event_t::object_end:
-        keys_.pop_back();
-        break;
-      case json::parse_event_t::key:
-        if (!keys_.back().insert(value.get<std::string>()).second) {
-          throw problem(fmt::format("key \"{}\" appears twice", printable(value.get<std::string>())));
-        }
-        break;
-      default:
-        break;
-    }
+  // The place of the next value: the root, the member whose key was read, or the end of an array.
+  json& place(json value) {
+    json& target = open_.empty()               ? root_
+                   : open_.back()->is_object() ? *member_
+                                               : open_.back()->get_ref<json::array_t&>().emplace_back();
+    target = std::move(value);
+    return target;
+  }
+
+  bool add(json value) {
+    place(std::move(value));
+    return true;
+  }
+
+  bool open(json::value_t type) {
+    if (open_.size() >= options_.max_depth)
+      throw problem(fmt::format("nested more than {} deep", options_.max_depth));
+    open_.push_back(&place(json(type)));
+    return true;
+  }
+
+  bool close() {
+    open_.pop_back();
     return true;
   }
 
@@ -98,7 +120,9 @@ class StrictParser {
   std::string_view text_;
   const JsonOptions& options_;
   const char* at_;
-  std::vector<std::set<std::string>> keys_;  // of the open objects
+  json root_;
+  json* member_ = nullptr;   // of the innermost object, if it is an object
+  std::vector<json*> open_;  // arrays and objects, which stay where they are until they end
 };
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "teratron/base/json.h"
 
+#include <chrono>
+
 #include <gtest/gtest.h>
 
 #include "teratron/base/hash.h"
@@ -49,6 +51,59 @@ TEST(Json, ReportsPositionOfSyntaxErrors) {
             std::string::npos)
       << error_of("{\"a\":1e999}");
   EXPECT_NE(error_of("[1,]").find("not valid JSON: the end of '[1,]' is unexpected"), std::string::npos);
+}
+
+// Quadratic time shows: it takes seconds for each of these, linear time some hundredths.
+TEST(Json, TakesLinearTime) {
+  constexpr size_t members = 200'000;
+  for (const char* member : {"{}", "[]", "1", "\"a\"", R"({"role":"user","content":"a"})"}) {
+    std::string text = R"({"messages":[)" + std::string(member);
+    for (size_t i = 1; i < members; ++i) text.append(",").append(member);
+    const auto start = std::chrono::steady_clock::now();
+    const nlohmann::json value = parse_json(text + "]}", {});
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2)) << member;
+    EXPECT_EQ(value["messages"].size(), members);
+    EXPECT_EQ(value["messages"].back(), nlohmann::json::parse(member));
+  }
+  std::string keys = "{";
+  for (size_t i = 0; i < members; ++i) keys += fmt::format("{}\"k{}\":{{}}", i == 0 ? "" : ",", i);
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(parse_json(keys + "}", {}).size(), members);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
+}
+
+// nlohmann's parser without a callback is the reference.
+TEST(Json, ReadsWhatNlohmannReads) {
+  for (const char* text : {"null",
+                           "true",
+                           "0",
+                           "-0",
+                           "-0.0",
+                           "18446744073709551615",
+                           "-9223372036854775808",
+                           "1e400",
+                           "1E-400",
+                           "123456789012345678901234567890",
+                           "[]",
+                           "{}",
+                           "[[],{}]",
+                           R"({"a":{"b":[1,[2,{"c":null}],3]},"d":-1.5})",
+                           R"(["\ud83d\ude00","\u0000"])",
+                           "\xef\xbb\xbf[1]",
+                           " \t\r\n[ 1 , 2 ] ",
+                           R"({"":{"":[]}})",
+                           "[1",
+                           "01",
+                           "[1 2]"}) {
+    const nlohmann::json expected = nlohmann::json::parse(text, nullptr, false);
+    if (expected.is_discarded()) {
+      EXPECT_NE(error_of(text), "") << text;
+    } else {
+      const nlohmann::json value = parse_json(text, {});
+      EXPECT_EQ(value, expected) << text;
+      EXPECT_EQ(value.dump(), expected.dump()) << text;
+    }
+  }
 }
 
 TEST(Hash, StreamingMatchesOneShot) {

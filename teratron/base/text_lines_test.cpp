@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include "teratron/base/strings.h"
+
 namespace teratron {
 namespace {
 
@@ -43,6 +45,24 @@ TEST(TextLines, AnEndlessLineIsRejectedWhileItIsRead) {
   std::istringstream short_text("a\nb");
   EXPECT_EQ(read_rest(short_text, "f"), "a\nb");
   EXPECT_THROW(open_text("/dev/zero", ExitCode::data), UserError);
+}
+
+// ECMA-48: C0, DEL and C1 (U+0080 to U+009F) are what a terminal obeys.
+TEST(TerminalText, EscapesControlCharacters) {
+  EXPECT_EQ(terminal_text("a\x1b[2Jb\tc\nd"), "a\\x1b[2Jb\tc\nd");
+  EXPECT_EQ(terminal_text("\r\b\a\x7f"), "\\x0d\\x08\\x07\\x7f");
+  EXPECT_EQ(terminal_text("\xc2\x9b"
+                          "31m"),
+            "\\xc2\\x9b31m");
+  EXPECT_EQ(terminal_text("\xc2\xa0\xc3\xa9\xe2\x82\xac\n"), "\xc2\xa0\xc3\xa9\xe2\x82\xac\n");
+  EXPECT_EQ(terminal_text(std::string(1000, 'x') + "\n\n"), std::string(1000, 'x') + "\n\n");
+  EXPECT_EQ(terminal_text(""), "");
+}
+
+TEST(TerminalText, LeavesFilesAndPipesAlone) {
+  testing::internal::CaptureStdout();  // stdout is a file now
+  EXPECT_EQ(stdout_text("\x1b[2J"), "\x1b[2J");
+  testing::internal::GetCapturedStdout();
 }
 
 }  // namespace

@@ -111,6 +111,12 @@ std::vector<fs::path> list_checkpoints(const fs::path& directory) {
   return paths;
 }
 
+bool has_held_checkpoints(const fs::path& directory) {
+  return std::ranges::any_of(list_directory(directory, ExitCode::checkpoint), [](const std::string& name) {
+    return iteration_of(name.substr(0, name.find('.'))) && !is_leftover(name);
+  });
+}
+
 void reject_pickled(const fs::path& path) {
   std::error_code ignored;
   std::optional<fs::path> found;

@@ -23,6 +23,9 @@ void write_tracker(const std::filesystem::path& directory, int64_t iteration);
 /// restarted from an earlier one: later iterations of the abandoned run come after it. Includes corrupt ones.
 std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path& directory);
 
+/// Whether the folder holds checkpoints, or had some that were damaged and are quarantined.
+bool has_held_checkpoints(const std::filesystem::path& directory);
+
 /// UserError(checkpoint), saying why and how to convert them, if the path (a file, or a checkpoint of
 /// Megatron-LM) holds pickled tensors.
 void reject_pickled(const std::filesystem::path& path);

@@ -39,13 +39,16 @@ fs::path explicit_checkpoint(const fs::path& directory, int64_t iteration) {
        .fix = names.empty() ? "The folder has none" : fmt::format("It has {}", fmt::join(names, ", "))});
 }
 
+bool is_quarantined(const std::string& name) {
+  return name.find(".bad") != name.npos && iteration_of(name.substr(0, name.find('.')));
+}
+
 // A folder without checkpoints is a fresh start only if it never had one: progress must not be lost silently.
 void reject_lost_checkpoints(const fs::path& directory) {
   reject_pickled(directory);
   reject_pickled(directory / "release");
   for (const std::string& name : list_directory(directory, ExitCode::checkpoint)) {
-    const bool quarantined = name.find(".bad") != name.npos && iteration_of(name.substr(0, name.find('.')));
-    if (!quarantined && name != "latest_checkpointed_iteration.txt") continue;
+    if (!is_quarantined(name) && name != "latest_checkpointed_iteration.txt") continue;
     throw checkpoint_error(
         {.what = fmt::format("the folder had checkpoints, but no valid one is left ({})", printable(name)),
          .where = printable(directory.string(), 4096),
@@ -211,8 +214,8 @@ std::optional<fs::path> archive_checkpoints(const fs::path& directory, HostGroup
   const std::string moved = run_on_rank_0(group, [&]() -> std::string {
     std::error_code ignored;
     if (!fs::is_directory(directory, ignored)) return "";
+    if (!has_held_checkpoints(directory)) return "";
     std::vector<fs::path> paths = list_checkpoints(directory);
-    if (paths.empty()) return "";
     fs::path archive;
     for (int number = 1; archive.empty() || fs::exists(archive, ignored); ++number) {
       archive = directory / fmt::format("replaced-{}", number);
@@ -220,7 +223,10 @@ std::optional<fs::path> archive_checkpoints(const fs::path& directory, HostGroup
     make_directories(archive, ExitCode::checkpoint);
     // Until the newest is moved, a start without --fresh finds the old run unchanged.
     std::reverse(paths.begin(), paths.end());
-    paths.push_back(directory / "latest_checkpointed_iteration.txt");
+    for (const std::string& name : list_directory(directory, ExitCode::checkpoint)) {
+      if (is_quarantined(name) || name == "latest_checkpointed_iteration.txt")
+        paths.push_back(directory / name);
+    }
     for (const fs::path& path : paths) {
       if (fs::exists(path, ignored)) rename_path(path, archive / path.filename(), ExitCode::checkpoint);
     }

@@ -9,6 +9,7 @@
 #include "teratron/base/file.h"
 #include "teratron/base/file_lock.h"
 #include "teratron/base/log.h"
+#include "teratron/base/partial_folder.h"
 #include "teratron/ckpt/async_save.h"
 #include "teratron/ckpt/background_removal.h"
 #include "teratron/ckpt/checkpoint.h"
@@ -31,25 +32,26 @@ namespace fs = std::filesystem;
 // Rank 0's directory of an unfinished save; removed unless committed.
 class PartialDirectory {
  public:
-  PartialDirectory(fs::path path, BackgroundRemoval& removal) : path_(std::move(path)), removal_(removal) {
-    make_directories(path_, ExitCode::checkpoint);
-    lock_ = FileLock::try_acquire_directory(path_);
+  PartialDirectory(fs::path path, BackgroundRemoval& removal) : folder_(std::move(path)), removal_(removal) {
+    make_directories(folder_.path(), ExitCode::checkpoint);
+    lock_ = FileLock::try_acquire_directory(folder_.path());
   }
   ~PartialDirectory() {
-    if (!committed_) removal_.add({path_});
+    if (!committed_) removal_.add({folder_.path()});
   }
   PartialDirectory(const PartialDirectory&) = delete;
   PartialDirectory& operator=(const PartialDirectory&) = delete;
 
   /// Removes what was there before.
   void commit(const fs::path& target) {
-    const std::optional<fs::path> replaced = commit_directory(path_, target);
+    std::optional<fs::path> replaced;
+    folder_.finish([&] { replaced = commit_directory(folder_.path(), target); });
     committed_ = true;
     if (replaced) removal_.add({*replaced});
   }
 
  private:
-  fs::path path_;
+  UnfinishedFolder folder_;
   BackgroundRemoval& removal_;
   std::optional<FileLock> lock_;  // tells a running save from a leftover
   bool committed_ = false;

@@ -8,6 +8,7 @@
 #include "teratron/base/error.h"
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
+#include "teratron/base/strings.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/tokenizer_flags.h"
 #include "teratron/data/blend.h"
@@ -70,7 +71,8 @@ void show_document(const IndexedDataset& dataset, int64_t document, const Tokeni
       continue;
     }
     dataset.check_vocabulary(s, 0, tokens, tokenizer->vocab_size());
-    print("{}: {}{}", head, tokenizer->decode(std::vector<int32_t>(tokens.begin(), tokens.end())), more);
+    const std::string text = tokenizer->decode(std::vector<int32_t>(tokens.begin(), tokens.end()));
+    print("{}: {}{}", head, stdout_text(text), more);
   }
 }
 

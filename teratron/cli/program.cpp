@@ -24,6 +24,7 @@
 #include "teratron/cli/wait_policy.h"
 #include "teratron/comm/torch_fault.h"
 #include "teratron/settings/component_options.h"
+#include "teratron/settings/secret_flags.h"
 #include "teratron/train/loop/pretrain.h"
 
 namespace teratron {
@@ -195,12 +196,12 @@ int guarded(char** argv, const std::function<int()>& work) {
 }  // namespace
 
 int main(int argc, char** argv, const Registry& registry) {
-  const std::vector<std::string> args(argv + 1, argv + argc);
+  const std::vector<std::string> args = take_arguments(argc, argv);
   return guarded(argv, [&] { return dispatch(args, registry); });
 }
 
 int run_loop(int argc, char** argv, const Loop& loop, const Registry& registry) {
-  const std::vector<std::string> args(argv + 1, argv + argc);
+  const std::vector<std::string> args = take_arguments(argc, argv);
   return guarded(argv, [&] {
     const JobModel model = default_model(registry);
     return run_job(args, model, [&](const ParsedArguments& parsed, World& world, const StopSignals&) {

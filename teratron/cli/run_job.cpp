@@ -13,6 +13,7 @@
 #include "teratron/base/log.h"
 #include "teratron/cli/build_info.h"
 #include "teratron/cli/config_consensus.h"
+#include "teratron/cli/resume_advice.h"
 #include "teratron/cli/training_arguments.h"
 #include "teratron/comm/collective_errors.h"
 #include "teratron/comm/torch_fault.h"
@@ -163,8 +164,16 @@ int run_job(std::span<const std::string> args, const JobModel& model, const Rank
   log_in_background(has_folder ? "metrics.jsonl in the folder of the run has every iteration" : "");
   SharedSignals signals;
   std::atomic<int> code = 0;
-  run_world(launch, spec.world,
-            [&](World& world) { code = static_cast<int>(run_rank(spec, world, signals.get(), work)); });
+  // `teratron launch` does it for its ranks.
+  const bool advises = launch.rank == 0 && !process_environment("TERATRON_JOB_NAME");
+  try {
+    run_world(launch, spec.world,
+              [&](World& world) { code = static_cast<int>(run_rank(spec, world, signals.get(), work)); });
+  } catch (const Fault&) {
+    if (advises) print_resume_advice(spec.parsed.args.save);
+    throw;
+  }
+  if (advises && code == static_cast<int>(ExitCode::stopped)) print_resume_advice(spec.parsed.args.save);
   return code;
 }
 

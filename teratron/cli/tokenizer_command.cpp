@@ -9,6 +9,7 @@
 #include "teratron/base/config/command_line.h"
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
+#include "teratron/base/strings.h"
 #include "teratron/base/text_lines.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/tokenizer/chat_command.h"
@@ -172,7 +173,7 @@ std::vector<int32_t> parse_ids(const std::string& line, int64_t number, const To
 void decode(const Tokenizer& tokenizer) {
   int64_t number = 0;
   for (std::string line; next_line(std::cin, line, "standard input");) {
-    const std::string text = tokenizer.decode(parse_ids(line, ++number, tokenizer));
+    const std::string text = stdout_text(tokenizer.decode(parse_ids(line, ++number, tokenizer)));
     std::cout.write(text.data(), static_cast<std::streamsize>(text.size())).put('\n');
   }
   std::cout.flush();

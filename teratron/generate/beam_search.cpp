@@ -5,10 +5,11 @@
 
 namespace teratron {
 
-void BeamHypotheses::add(std::vector<int32_t> tokens, double sum_logprobs, int64_t length) {
+void BeamHypotheses::add(std::vector<int32_t> tokens, double sum_logprobs, int64_t length,
+                         const char* finish_reason) {
   const double score = sum_logprobs / std::pow(static_cast<double>(length), length_penalty_);
   if (static_cast<int64_t>(hypotheses_.size()) >= width_ && score <= worst_) return;
-  hypotheses_.push_back({score, std::move(tokens)});
+  hypotheses_.push_back({score, std::move(tokens), finish_reason});
   const auto by_score = [](const Hypothesis& a, const Hypothesis& b) { return a.score < b.score; };
   if (static_cast<int64_t>(hypotheses_.size()) > width_)
     hypotheses_.erase(std::min_element(hypotheses_.begin(), hypotheses_.end(), by_score));
@@ -35,21 +36,19 @@ void keep_best(std::vector<BeamCandidate>& candidates, int64_t count) {
   if (static_cast<int64_t>(candidates.size()) > count) candidates.resize(count);
 }
 
-std::vector<BeamCandidate> next_beams(std::vector<BeamCandidate> candidates, const BeamOptions& options,
-                                      std::span<const std::vector<int32_t>> tokens,
-                                      BeamHypotheses& finished) {
+std::vector<BeamCandidate> next_beams(const std::vector<BeamCandidate>& candidates, int64_t width,
+                                      int64_t length, const EndedBeam& ended, BeamHypotheses& finished) {
   std::vector<BeamCandidate> next;
   for (size_t rank = 0; rank < candidates.size(); ++rank) {
     const BeamCandidate& candidate = candidates[rank];
-    if (candidate.token == options.stop_token) {
+    if (std::optional<std::vector<int32_t>> tokens = ended(candidate)) {
       // Worse than `width` others: it is dropped.
-      const std::vector<int32_t>& own = tokens[candidate.beam];
-      if (static_cast<int64_t>(rank) < options.width)
-        finished.add(own, candidate.score, static_cast<int64_t>(own.size()) + 1);
+      if (static_cast<int64_t>(rank) < width)
+        finished.add(std::move(*tokens), candidate.score, length, "stop");
       continue;
     }
     next.push_back(candidate);
-    if (static_cast<int64_t>(next.size()) == options.width) break;
+    if (static_cast<int64_t>(next.size()) == width) break;
   }
   return next;
 }

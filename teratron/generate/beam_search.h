@@ -3,7 +3,8 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
+#include <functional>
+#include <optional>
 #include <vector>
 
 #include "teratron/generate/request.h"
@@ -16,9 +17,11 @@ class BeamHypotheses {
   struct Hypothesis {
     double score;
     std::vector<int32_t> tokens;
+    const char* finish_reason;
   };
   BeamHypotheses(int64_t width, double length_penalty) : width_(width), length_penalty_(length_penalty) {}
-  void add(std::vector<int32_t> tokens, double sum_logprobs, int64_t length);
+  /// `length`: of the score.
+  void add(std::vector<int32_t> tokens, double sum_logprobs, int64_t length, const char* finish_reason);
   /// Whether no open beam can become better than the worst, if the best open sum is this.
   bool is_done(double best_sum_logprobs, int64_t length) const;
   double worst() const { return worst_; }
@@ -40,10 +43,13 @@ struct BeamCandidate {
   int32_t token = 0;
 };
 
-/// One step: `candidates` are the best 2 width continuations of all beams. Adds hypotheses that end at the
-/// stop token to `finished`; returns the next beams, at most `width`. `tokens`: new ones of each beam.
-std::vector<BeamCandidate> next_beams(std::vector<BeamCandidate> candidates, const BeamOptions& options,
-                                      std::span<const std::vector<int32_t>> tokens, BeamHypotheses& finished);
+/// The new tokens of the hypothesis that a candidate ends; nullopt if it ends none.
+using EndedBeam = std::function<std::optional<std::vector<int32_t>>(const BeamCandidate& candidate)>;
+
+/// One step: `candidates` are the best 2 width continuations of all beams, `length` their new tokens. Adds
+/// hypotheses that end to `finished`; returns the next beams, at most `width`.
+std::vector<BeamCandidate> next_beams(const std::vector<BeamCandidate>& candidates, int64_t width,
+                                      int64_t length, const EndedBeam& ended, BeamHypotheses& finished);
 
 /// The best `count`, best first; of equal scores the first beam and token.
 void keep_best(std::vector<BeamCandidate>& candidates, int64_t count);

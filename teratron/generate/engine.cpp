@@ -61,7 +61,7 @@ Engine::Engine(const LanguageModel& model, const EngineSettings& settings, HostG
 Engine::~Engine() = default;
 
 int64_t Engine::rows_of(const GenerationRequest& request) const {
-  return request.beams.width > 0 ? request.beams.width : std::min(request.choices, settings_.max_rows);
+  return request.searches() ? request.beams.width : std::min(request.choices, settings_.max_rows);
 }
 
 int64_t Engine::new_tokens_of(const GenerationRequest& request) const {
@@ -80,7 +80,7 @@ int64_t Engine::source_pages_of(const GenerationRequest& request) const {
 int64_t Engine::pages_of(const GenerationRequest& request) const {
   const auto prompt = static_cast<int64_t>(request.prompt.size());
   const int64_t new_tokens = new_tokens_of(request), source = source_pages_of(request);
-  if (request.beams.width > 0)
+  if (request.searches())
     return source + BeamPages::needed(prompt, new_tokens, request.beams.width, settings_.page_size);
   // A prompt that is only scored needs no place for its last token.
   const int64_t cached = request.max_new_tokens > 0 ? prompt + new_tokens : std::max<int64_t>(prompt - 1, 1);
@@ -89,7 +89,7 @@ int64_t Engine::pages_of(const GenerationRequest& request) const {
 
 std::vector<Problem> Engine::problems_of(const GenerationRequest& request) const {
   std::vector<Problem> problems = request_problems(request, limits_);
-  if (problems.empty() && request.beams.width == 0 && request.choices > settings_.max_rows) {
+  if (problems.empty() && !request.searches() && request.choices > settings_.max_rows) {
     problems.push_back({.what = fmt::format("{} answers at once, but at most {} sequences are generated",
                                             request.choices, settings_.max_rows),
                         .where = "num_return_sequences",
@@ -139,7 +139,8 @@ void Engine::admit() {
            .pages =
                beams ? active->beam_pages.first(active->prompt()) : pool_->take(own_pages / request.choices),
            .slot = beams ? active->beam_pages.slots().front() : slots_.take(1).front(),
-           .top_p = request.sampling.top_p});
+           .top_p = request.sampling.top_p,
+           .text = rules_.text_of(request)});
     }
     active_.push_back(std::move(active));
   }
@@ -263,37 +264,38 @@ void Engine::add_logprobs(const Active& active, Sequence& sequence,
 
 void Engine::apply_token(Active& active, Sequence& sequence, const std::vector<StepOutput::Token>& tokens) {
   const GenerationRequest& request = active.request;
-  sequence.tokens.push_back(static_cast<int32_t>(tokens.front().id));
+  const int32_t before = sequence.tokens.back(), token = static_cast<int32_t>(tokens.front().id);
+  sequence.tokens.push_back(token);
   sequence.top_p = decayed_top_p(sequence.top_p, request.sampling);
   if (request.logprobs) add_logprobs(active, sequence, tokens);
   generated_ += 1;
-  if (rules_.is_stop(request, sequence.tokens)) {
+  if (rules_.is_stop(request.stop, before, token, sequence.text)) {
     sequence.finish_reason = "stop";
   } else if (sequence.length() - active.prompt() == request.max_new_tokens) {
     sequence.finish_reason = "length";
   }
   if (!request.on_token) return;
-  GeneratedToken token{.id = sequence.tokens.back(), .logprob = tokens.front().logprob, .top = {}};
-  if (!sequence.top.empty()) token.top = sequence.top.back();
-  if (sequence.finish_reason) token.finish_reason = sequence.finish_reason;
-  request.on_token(&sequence - active.sequences.data(), token);
+  GeneratedToken generated{.id = token, .logprob = tokens.front().logprob, .top = {}};
+  if (!sequence.top.empty()) generated.top = sequence.top.back();
+  if (sequence.finish_reason) generated.finish_reason = sequence.finish_reason;
+  request.on_token(&sequence - active.sequences.data(), generated);
 }
 
 void Engine::apply_beams(Active& active, const std::vector<std::vector<StepOutput::Token>>& best) {
-  const BeamOptions& options = active.request.beams;
+  const int64_t width = active.request.beams.width;
   std::vector<BeamCandidate> candidates;
-  std::vector<std::vector<int32_t>> tokens;
   for (size_t beam = 0; beam < best.size(); ++beam) {
-    tokens.push_back(active.new_tokens(active.sequences[beam]));
     for (const StepOutput::Token& token : best[beam]) {
       candidates.push_back(
           {active.scores[beam] + token.logprob, static_cast<int64_t>(beam), static_cast<int32_t>(token.id)});
     }
   }
-  keep_best(candidates, 2 * options.width);
+  keep_best(candidates, 2 * width);
   const double top = candidates.front().score;
-  const std::vector<BeamCandidate> next = next_beams(candidates, options, tokens, *active.hypotheses);
-  const auto length = static_cast<int64_t>(tokens.front().size()) + 1;
+  const int64_t length = active.sequences.front().length() - active.prompt() + 1;
+  const std::vector<BeamCandidate> next = next_beams(
+      candidates, width, length,
+      [&](const BeamCandidate& candidate) { return active.ended(candidate, rules_); }, *active.hypotheses);
   generated_ += 1;
   if (active.hypotheses->is_done(top, length) || next.empty()) {
     active.done = true;
@@ -310,6 +312,7 @@ void Engine::apply_beams(Active& active, const std::vector<std::vector<StepOutpu
   for (size_t i = 0; i < next.size(); ++i) {
     Sequence& sequence = sequences.emplace_back(active.sequences[next[i].beam]);
     sequence.tokens.push_back(next[i].token);
+    if (sequence.text) sequence.text->add(next[i].token);
     sequence.pages = std::move(fork.beams[i].table);
     sequence.slot = fork.beams[i].slot;
     active.scores.push_back(next[i].score);
@@ -317,7 +320,7 @@ void Engine::apply_beams(Active& active, const std::vector<std::vector<StepOutpu
   active.sequences = std::move(sequences);
   if (length < active.request.max_new_tokens) return;
   for (size_t i = 0; i < next.size(); ++i)
-    active.hypotheses->add(active.new_tokens(active.sequences[i]), next[i].score, length);
+    active.hypotheses->add(active.new_tokens(active.sequences[i]), next[i].score, length, "length");
   active.done = true;
 }
 
@@ -326,9 +329,8 @@ void Engine::finish(Active& active, const char* reason) {
   if (active.has_beams()) {
     for (BeamHypotheses::Hypothesis& best : active.hypotheses->sorted()) {
       if (static_cast<int64_t>(result.choices.size()) == active.request.choices) break;
-      const bool whole = static_cast<int64_t>(best.tokens.size()) == active.request.max_new_tokens;
       result.choices.push_back({.tokens = std::move(best.tokens),
-                                .finish_reason = whole ? "length" : "stop",
+                                .finish_reason = best.finish_reason,
                                 .logprobs = {},
                                 .top = {},
                                 .score = best.score});

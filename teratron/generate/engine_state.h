@@ -11,6 +11,7 @@ struct Engine::Sequence {
   std::vector<int32_t> pages;
   int32_t slot = 0;
   double top_p = 0.0;
+  std::optional<AnswerText> text = {};  // if texts end the answer
   std::vector<double> logprobs;
   std::vector<std::vector<TokenLogprob>> top;
   const char* finish_reason = nullptr;  // null: not finished
@@ -31,7 +32,7 @@ struct Engine::Active {
   bool done = false;
 
   int64_t prompt() const { return static_cast<int64_t>(request.prompt.size()); }
-  bool has_beams() const { return request.beams.width > 0; }
+  bool has_beams() const { return request.searches(); }
   /// Tokens that must still run; nothing follows the last one of a prompt that is only scored.
   int64_t left_to_run(const Sequence& sequence) const {
     const bool skips_last = request.max_new_tokens == 0 && sequence.length() > 1;
@@ -39,6 +40,16 @@ struct Engine::Active {
   }
   std::vector<int32_t> new_tokens(const Sequence& sequence) const {
     return {sequence.tokens.begin() + prompt(), sequence.tokens.end()};
+  }
+  /// The new tokens of the hypothesis that a candidate ends; nullopt if it ends none. They exclude a stop
+  /// token, as in Megatron-LM.
+  std::optional<std::vector<int32_t>> ended(const BeamCandidate& candidate, const TokenRules& rules) const {
+    const Sequence& sequence = sequences[candidate.beam];
+    std::optional<AnswerText> text = sequence.text;
+    if (!rules.is_stop(request.stop, sequence.tokens.back(), candidate.token, text)) return std::nullopt;
+    std::vector<int32_t> tokens = new_tokens(sequence);
+    if (!ends_at_token(request.stop, candidate.token)) tokens.push_back(candidate.token);
+    return tokens;
   }
 };
 

@@ -12,6 +12,7 @@
 #include "teratron/models/gpt/gpt_family.h"
 #include "teratron/pipeline/pipeline_layout.h"
 #include "teratron/testing/generation/generated_answers.h"
+#include "teratron/testing/generation/letter_tokenizer.h"
 #include "teratron/testing/small_config.h"
 
 namespace teratron {
@@ -77,6 +78,7 @@ TEST(Engine, EndsAtStopTokensAndAtTheLastPosition) {
   EXPECT_EQ(cut.finish_reason, "stop");
 }
 
+// Prompts that are only scored among them, searches with fewer answers than beams, and all ways to stop.
 std::vector<GenerationRequest> random_requests(std::mt19937& random, int64_t count) {
   const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % n); };
   std::vector<GenerationRequest> requests;
@@ -86,6 +88,9 @@ std::vector<GenerationRequest> random_requests(std::mt19937& random, int64_t cou
     request.max_new_tokens = 1 + below(25);
     request.sampling = {.temperature = 0.5 + 0.1 * static_cast<double>(below(10)), .seed = random()};
     request.logprobs = below(2) == 0;
+    if (below(4) == 0) request.stop.texts = {"b", std::string(1, static_cast<char>('a' + below(26))) + "c"};
+    if (below(8) == 0) request.stop.on_eol = true;
+    if (below(8) == 0) request.max_new_tokens = 0, request.logprobs = true;
     switch (below(5)) {
       case 0:
         request.sampling.top_k = 1 + below(6);
@@ -97,9 +102,9 @@ std::vector<GenerationRequest> random_requests(std::mt19937& random, int64_t cou
         break;
       case 2:
         request.sampling.temperature = 1.0;
-        request.beams = {
-            .width = 2 + below(3), .length_penalty = 1.0, .stop_token = static_cast<int32_t>(below(37))};
-        request.choices = request.beams.width;
+        request.beams = {.width = 2 + below(3), .length_penalty = 1.0};
+        request.choices = 1 + below(request.beams.width);
+        request.stop.tokens = {static_cast<int32_t>(below(37))};
         break;
       case 3:
         request.choices = 1 + below(3);
@@ -131,15 +136,15 @@ TEST(Engine, AnswersDoNotDependOnBatchPagingOrOrderOfArrival) {
     const std::vector<GenerationRequest> requests = random_requests(random, 9);
     Answers alone;
     for (const GenerationRequest& request : requests)
-      alone.push_back(answers_of(own.model, {request}, {.max_rows = 8}).at(0));
+      alone.push_back(answers_of(own.model, {request}, letter_settings({.max_rows = 8})).at(0));
     // They join while others are generated, some wait for memory, and one is cancelled.
     SingleHostGroup ranks;
     const int64_t page_size = int64_t{1} << (random() % 4);
     Engine engine(own.model,
-                  {.max_rows = 4 + static_cast<int64_t>(random() % 4),
-                   .longest = 20 + static_cast<int64_t>(random() % 28),
-                   .page_size = page_size,
-                   .prompt_tokens = 2 + static_cast<int64_t>(random() % 20)},
+                  letter_settings({.max_rows = 4 + static_cast<int64_t>(random() % 4),
+                                   .longest = 20 + static_cast<int64_t>(random() % 28),
+                                   .page_size = page_size,
+                                   .prompt_tokens = 2 + static_cast<int64_t>(random() % 20)}),
                   ranks);
     std::vector<int64_t> order(requests.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int64_t>(i);
@@ -182,8 +187,9 @@ TEST(Engine, ScoresPromptsBesideTexts) {
   }
   Answers alone;
   for (const GenerationRequest& request : requests)
-    alone.push_back(answers_of(own.model, {request}, {.max_rows = 8}).at(0));
-  const Answers together = answers_of(own.model, requests, {.max_rows = 8, .prompt_tokens = 11});
+    alone.push_back(answers_of(own.model, {request}, letter_settings({.max_rows = 8})).at(0));
+  const Answers together =
+      answers_of(own.model, requests, letter_settings({.max_rows = 8, .prompt_tokens = 11}));
   for (size_t i = 0; i < requests.size(); ++i) {
     expect_same(together[i], alone[i], static_cast<int64_t>(i));
     if (i % 2 == 1) continue;
@@ -210,7 +216,7 @@ TEST(Engine, RanksOfEveryLayoutGenerateTheSameTexts) {
   std::mt19937 random(3);
   const std::vector<GenerationRequest> requests = random_requests(random, 8);
   const OwnModel own(gpt_plan(config(), {}));
-  const Answers expected = answers_of(own.model, requests, {.max_rows = 5});
+  const Answers expected = answers_of(own.model, requests, letter_settings({.max_rows = 5}));
   struct Layout {
     MeshOptions mesh;
     int64_t virtual_stages = 1;  // of a rank
@@ -223,7 +229,8 @@ TEST(Engine, RanksOfEveryLayoutGenerateTheSameTexts) {
       const LanguageModel model =
           language_model(gpt_plan(config(), {}), parameters,
                          {.tensor_parallel = mesh.group(Axis::tp), .pipeline = pipeline_on(mesh, chunks)});
-      for (const GenerationResult& result : ranked_answers(model, mesh, requests))
+      for (const GenerationResult& result :
+           ranked_answers(model, mesh, requests, letter_settings({.max_rows = 5})))
         expect_same(result.choices, expected.at(result.id), result.id);
     });
   }
@@ -249,14 +256,15 @@ TEST(Engine, RanksThatShareExpertsGenerateTheSameTexts) {
   std::mt19937 random(31);
   const std::vector<GenerationRequest> requests = random_requests(random, 8);
   const OwnModel own(gpt_plan(expert_config(), {}));
-  const Answers expected = answers_of(own.model, requests, {.max_rows = 5});
+  const Answers expected = answers_of(own.model, requests, letter_settings({.max_rows = 5}));
   for (const MeshOptions& layout : expert_layouts()) {
     run_ranks(layout, [&](const Mesh& mesh) {
       ParameterSet parameters({.dtype = at::kDouble, .seed = 9});
       const LanguageModel model = model_with_experts(mesh, parameters);
       EXPECT_EQ(parameters.find("decoder.layers.1.mlp.experts.0.linear_fc1.weight") != nullptr,
                 mesh.group(Axis::ep).rank == 0 && mesh.group(Axis::pp).rank == 0);
-      for (const GenerationResult& result : ranked_answers(model, mesh, requests))
+      for (const GenerationResult& result :
+           ranked_answers(model, mesh, requests, letter_settings({.max_rows = 5})))
         expect_same(result.choices, expected.at(result.id), result.id);
     });
   }
@@ -267,14 +275,15 @@ TEST(Engine, RanksThatShareExpertsTakeTheTokensOfTheFirst) {
   std::mt19937 random(37);
   const std::vector<GenerationRequest> requests = random_requests(random, 6);
   const OwnModel own(gpt_plan(expert_config(), {}));
-  const Answers expected = answers_of(own.model, requests, {.max_rows = 5});
+  const Answers expected = answers_of(own.model, requests, letter_settings({.max_rows = 5}));
   for (const MeshOptions& layout : {MeshOptions{.ep = 2, .dp = 2}, MeshOptions{.pp = 2, .ep = 2, .dp = 2}}) {
     run_ranks(layout, [&](const Mesh& mesh) {
       ParameterSet parameters({.dtype = at::kDouble, .seed = 9});
       const LanguageModel model = model_with_experts(mesh, parameters);
       Parameter* const output = parameters.find("output_layer.weight");
       if (output && mesh.group(Axis::ep).rank == 1) output->tensor.detach().neg_();
-      for (const GenerationResult& result : ranked_answers(model, mesh, requests))
+      for (const GenerationResult& result :
+           ranked_answers(model, mesh, requests, letter_settings({.max_rows = 5})))
         expect_same(result.choices, expected.at(result.id), result.id);
     });
   }

@@ -110,12 +110,12 @@ TEST_F(Fixture, ScoresOfPrompts) {
 
 TEST_F(Fixture, BeamsAndTheirScores) {
   each("beam", [](const LanguageModel& model, const nlohmann::json& run) {
-    const GenerationRequest request{.prompt = run["prompt"],
-                                    .max_new_tokens = run["tokens_to_generate"],
-                                    .beams = {.width = run["beam_width"],
-                                              .length_penalty = run["length_penalty"],
-                                              .stop_token = run["stop_token"]},
-                                    .choices = run["beam_width"]};
+    const GenerationRequest request{
+        .prompt = run["prompt"],
+        .max_new_tokens = run["tokens_to_generate"],
+        .stop = {.tokens = {run["stop_token"].get<int32_t>()}},
+        .beams = {.width = run["beam_width"], .length_penalty = run["length_penalty"]},
+        .choices = run["beam_width"]};
     const std::vector<GeneratedChoice> choices = run_one(model, request);
     ASSERT_EQ(choices.size(), run["scores"].size()) << run;
     for (size_t i = 0; i < choices.size(); ++i) {
@@ -155,7 +155,7 @@ TEST(BeamHypotheses, KeepMegatronsBest) {
   for (const nlohmann::json& c : read_json(fixture("models/beam_hypotheses.json"))) {
     BeamHypotheses hypotheses(c["num_beams"], c["length_penalty"]);
     for (const nlohmann::json& entry : c["trace"]) {
-      hypotheses.add({entry["add"][0].get<int32_t>()}, entry["add"][1], entry["add"][2]);
+      hypotheses.add({entry["add"][0].get<int32_t>()}, entry["add"][1], entry["add"][2], "stop");
       EXPECT_NEAR(hypotheses.worst(), entry["worst"].get<double>(), 1e-7);
       ASSERT_EQ(hypotheses.all().size(), entry["beams"].size());
       for (size_t i = 0; i < entry["beams"].size(); ++i)

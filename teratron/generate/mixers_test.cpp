@@ -38,9 +38,11 @@ std::vector<GenerationRequest> requests() {
   }
   all[1].choices = 2;
   all[1].sampling = {.temperature = 0.8, .seed = 5};
-  all[2].beams = {.width = 3, .length_penalty = 1.0, .stop_token = 4};
+  all[2].beams = {.width = 3, .length_penalty = 1.0};
+  all[2].stop.tokens = {4};
   all[3].stop.tokens = {1, 2, 3, 4, 5, 6, 7};
-  all[5].beams = {.width = 2, .length_penalty = 1.0, .stop_token = 9};
+  all[5].beams = {.width = 2, .length_penalty = 1.0};
+  all[5].stop.tokens = {9};
   return all;
 }
 

@@ -124,11 +124,12 @@ std::string serialize(const GenerationRequest& r) {
                                 {"stop_tokens", r.stop.tokens},
                                 {"stop_texts", r.stop.texts},
                                 {"eol", {r.stop.on_eol, r.stop.on_double_eol, r.prevent_newline_after_colon}},
-                                {"beams", {r.beams.width, r.beams.length_penalty, r.beams.stop_token}},
+                                {"beams", {r.beams.width, r.beams.length_penalty}},
                                 {"choices", r.choices},
                                 {"sequence", r.sequence},
                                 {"logprobs", r.logprobs},
                                 {"logprobs_from", r.logprobs_from},
+                                {"skip_special_tokens", r.skip_special_tokens},
                                 {"top_logprobs", r.top_logprobs}};
   return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
@@ -149,8 +150,9 @@ GenerationRequest deserialize_request(const std::string& text) {
                    .texts = value.at("stop_texts"),
                    .on_eol = eol[0],
                    .on_double_eol = eol[1]},
-          .beams = {.width = beams[0], .length_penalty = beams[1], .stop_token = beams[2]},
+          .beams = {.width = beams[0], .length_penalty = beams[1]},
           .prevent_newline_after_colon = eol[2],
+          .skip_special_tokens = value.at("skip_special_tokens"),
           .choices = value.at("choices"),
           .sequence = value.at("sequence"),
           .logprobs = value.at("logprobs"),

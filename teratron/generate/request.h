@@ -12,9 +12,9 @@
 
 namespace teratron {
 
-/// When an answer ends before max_new_tokens.
+/// When an answer ends before max_new_tokens. A beam whose answer ends is a finished hypothesis.
 struct StopRules {
-  std::vector<int32_t> tokens;     // any of them; they are part of the answer's tokens, not of its text
+  std::vector<int32_t> tokens;     // any of them; part of the answer's tokens (of no beam's), not of its text
   std::vector<std::string> texts;  // any of them, also across the borders of tokens; not part of the text
   bool on_eol = false;             // at a newline; `tokens` do not count then
   bool on_double_eol = false;      // at two newlines; the same
@@ -23,7 +23,6 @@ struct StopRules {
 struct BeamOptions {
   int64_t width = 0;  // 0: no beam search
   double length_penalty = 1.0;
-  int32_t stop_token = -1;  // ends a hypothesis, which does not include it; -1: none
 };
 
 inline constexpr int64_t largest_top_logprobs = 20;
@@ -49,13 +48,17 @@ struct GenerationRequest {
   StopRules stop = {};
   BeamOptions beams = {};
   bool prevent_newline_after_colon = false;
-  int64_t choices = 1;    // answers; with beams the best ones
-  uint64_t sequence = 0;  // the first answer's number among those of one seed
+  bool skip_special_tokens = true;  // leave them out of the texts of answers
+  int64_t choices = 1;              // answers; with beams the best ones
+  uint64_t sequence = 0;            // the first answer's number among those of one seed
   bool logprobs = false;
   int64_t logprobs_from = 1;  // the first token of the prompt whose log probability is asked for
   int64_t top_logprobs = 0;   // with each of them those of so many of the most probable tokens
   /// Called with each new token of answer `choice`, not during a beam search; may be empty.
   std::function<void(int64_t choice, const GeneratedToken& token)> on_token = {};
+
+  /// A prompt that is only scored has no beams.
+  bool searches() const { return beams.width > 0 && max_new_tokens > 0; }
 };
 
 struct GeneratedChoice {

@@ -53,7 +53,7 @@ std::vector<GenerationRequest> t5_requests(int64_t count) {
     request.max_new_tokens = 4 + static_cast<int64_t>(random() % 12);
     request.sampling.seed = random();
     if (i % 4 == 0) request.sampling.top_k = 1;
-    if (i % 4 == 1) request.beams = {.width = 3, .stop_token = 5};
+    if (i % 4 == 1) request.beams = {.width = 3}, request.stop.tokens = {5};
     if (i % 4 == 2) request.choices = 2;
     request.logprobs = i % 4 == 3;
   }

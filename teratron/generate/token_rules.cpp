@@ -5,11 +5,12 @@
 namespace teratron {
 
 StepChoice TokenRules::choice(const GenerationRequest& request, const Sequence& sequence) const {
-  if (request.beams.width > 0) return {.best = 2 * request.beams.width};
+  if (request.searches()) return {.best = 2 * request.beams.width};
   const uint64_t draw = ((request.sequence + sequence.index) << 32U) + sequence.tokens.size();
   const bool after_colon = request.prevent_newline_after_colon && sequence.tokens.back() == newlines_.colon;
-  const RowSampling sampling{.temperature = request.sampling.temperature,
-                             .top_k = request.sampling.top_k,
+  const bool greedy = request.sampling.temperature < least_temperature;
+  const RowSampling sampling{.temperature = greedy ? 1.0 : request.sampling.temperature,
+                             .top_k = greedy ? 1 : request.sampling.top_k,
                              .top_p = sequence.top_p,
                              .uniform = uniform_of(request.sampling.seed, draw),
                              .banned = after_colon ? newlines_.newline : -1};
@@ -19,26 +20,30 @@ StepChoice TokenRules::choice(const GenerationRequest& request, const Sequence& 
   return {.sampling = sampling, .following = following};
 }
 
-bool TokenRules::is_stop(const GenerationRequest& request, std::span<const int32_t> tokens) const {
-  const StopRules& stop = request.stop;
-  const int32_t token = tokens.back();
-  const int32_t before = tokens.size() > 1 ? tokens[tokens.size() - 2] : -1;
+std::optional<AnswerText> TokenRules::text_of(const GenerationRequest& request) const {
+  if (request.stop.texts.empty()) return std::nullopt;
+  return AnswerText(*tokenizer_, request.prompt, request.skip_special_tokens);
+}
+
+bool TokenRules::is_stop(const StopRules& stop, int32_t before, int32_t token,
+                         std::optional<AnswerText>& text) const {
+  const bool one = token == newlines_.newline, two = token == newlines_.double_newline;
   if (stop.on_double_eol) {
-    if (token == newlines_.double_newline || (token == newlines_.newline && before == newlines_.newline))
-      return true;
+    if (two || (one && before == newlines_.newline)) return true;
   } else if (stop.on_eol) {
-    if (token == newlines_.double_newline || token == newlines_.newline) return true;
-  } else if (std::find(stop.tokens.begin(), stop.tokens.end(), token) != stop.tokens.end()) {
+    if (one || two) return true;
+  } else if (ends_at_token(stop, token)) {
     return true;
   }
-  if (stop.texts.empty()) return false;
-  // The text ends with the newest token, so it begins among the last tokens.
+  if (!text) return false;
+  // A text that ends here begins among the last bytes.
   size_t longest = 0;
-  for (const std::string& text : stop.texts) longest = std::max(longest, text.size());
-  const size_t answer = tokens.size() - request.prompt.size();
-  const std::string tail = tokenizer_->decode(tokens.last(std::min(answer, longest + 8)));
-  return std::any_of(stop.texts.begin(), stop.texts.end(),
-                     [&](const std::string& text) { return tail.find(text) != std::string::npos; });
+  for (const std::string& each : stop.texts) longest = std::max(longest, each.size());
+  const size_t certain = text->certain().size();
+  text->add(token);
+  const std::string tail = text->whole(certain - std::min(certain, longest));
+  return std::ranges::any_of(stop.texts,
+                             [&](const std::string& each) { return tail.find(each) != std::string::npos; });
 }
 
 }  // namespace teratron

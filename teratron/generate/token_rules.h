@@ -1,10 +1,12 @@
 // How the next token of a sequence is chosen, and which tokens end it.
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "teratron/generate/request.h"
 #include "teratron/generate/step.h"
+#include "teratron/generate/texts.h"
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {
@@ -23,8 +25,10 @@ class TokenRules {
   };
   /// For the token after these; StepChoice::token is left open.
   StepChoice choice(const GenerationRequest& request, const Sequence& sequence) const;
-  /// Whether the newest of the sequence's tokens ends it.
-  bool is_stop(const GenerationRequest& request, std::span<const int32_t> tokens) const;
+  /// What is_stop() keeps of a sequence's text; nullopt if the request stops at no text.
+  std::optional<AnswerText> text_of(const GenerationRequest& request) const;
+  /// Whether a token ends its sequence, in which it follows `before` (-1: none). Adds it to the text.
+  bool is_stop(const StopRules& stop, int32_t before, int32_t token, std::optional<AnswerText>& text) const;
 
  private:
   NewlineTokens newlines_;

@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "teratron/base/file.h"
+#include "teratron/base/partial_folder.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/hf/byte_progress.h"
 #include "teratron/hf/float_convert.h"
@@ -139,20 +140,28 @@ class ExportStream {
   std::unique_ptr<char[]> whole_;
 };
 
-void write_tokenizer(const HfTokenizer& tokenizer, const fs::path& directory, const HfFamily& family,
-                     json& config) {
+// `saved`: what the folder said from which the model was imported.
+void write_tokenizer(const HfTokenizer& tokenizer, const ConfiguredTokens& saved, const fs::path& directory,
+                     const HfFamily& family, json& config) {
+  const ConfiguredTokens& configured = tokenizer.configured.empty() ? saved : tokenizer.configured;
   for (const auto& [name, file] : tokenizer.files)
     write_text(directory / name, read_text(file, {.kind = ExitCode::checkpoint}), ExitCode::checkpoint);
   for (const auto& [name, text] : tokenizer.contents)
     write_text(directory / name, text, ExitCode::checkpoint);
-  if (!tokenizer.missing.empty()) return;
+  const auto& [ends, eos, bos] = configured;
+  const bool has_tokenizer = tokenizer.missing.empty();
+  const std::vector<int32_t>& ids = (has_tokenizer && !eos.empty()) || ends.empty() ? eos : ends;
+  if (!ids.empty()) config["eos_token_id"] = ids;
+  if (ids.size() == 1) config["eos_token_id"] = ids.front();
+  if (bos) config["bos_token_id"] = *bos;
+  if (!has_tokenizer) return;
   // Where a key is missing, transformers takes the id of the first published model of the type.
   const auto set = [&config](const char* key, const std::optional<int32_t>& id) {
     if (id) config[key] = *id;
     if (!id && !config.contains(key)) config[key] = nullptr;
   };
-  set("bos_token_id", tokenizer.special.bos);
-  set("eos_token_id", tokenizer.special.eod);
+  if (!bos) set("bos_token_id", tokenizer.special.bos);
+  if (ids.empty()) set("eos_token_id", tokenizer.special.eod);
   set("pad_token_id", tokenizer.special.pad);
   if (family.has_decoder_start) set("decoder_start_token_id", decoder_start(tokenizer.special));
 }
@@ -166,7 +175,8 @@ void write_export(const CheckpointSource& source, const HfExport& request, const
                               [&](size_t i, const AppendBytes& append) { stream.write(i, append); });
   }
   json config = hf_config(plan.model, plan.outputs[0].dtype);
-  write_tokenizer(request.tokenizer, directory, *plan.model.family, config);
+  write_tokenizer(request.tokenizer, saved_configured_tokens(source.info().config), directory,
+                  *plan.model.family, config);
   write_text(directory / "config.json", config.dump(2) + "\n", ExitCode::checkpoint);
   report.tensors = static_cast<int64_t>(plan.outputs.size());
   for (const auto& output : plan.outputs) report.elements += *checked_numel(output.shape);
@@ -231,22 +241,11 @@ void check_export(const CheckpointInfo& info, const fs::path& destination) {
 }
 
 ConversionReport export_hf(const CheckpointSource& source, const HfExport& request) {
-  std::error_code ignored;
   check_empty(request.destination);
-  fs::path destination = request.destination;
-  if (!destination.has_filename()) destination = destination.parent_path();  // "out/"
-  fs::path partial = destination;
-  partial += ".partial-" + random_hex(8);
-  make_directories(partial, ExitCode::config);
-  ConversionReport report{.result = destination};
-  try {
-    write_export(source, request, partial, report);
-    rename_path(partial, destination, ExitCode::checkpoint);
-  } catch (...) {
-    fs::remove_all(partial, ignored);
-    throw;
-  }
-  sync_directory(destination.parent_path(), ExitCode::checkpoint);
+  PartialFolder folder(request.destination);
+  ConversionReport report;
+  write_export(source, request, folder.path(), report);
+  report.result = folder.commit();
   return report;
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "teratron/base/error.h"
+#include "teratron/tokenizer/bpe/vocab_folder.h"
 #include "teratron/tokenizer/hf/exported_json.h"
 
 namespace teratron {
@@ -40,6 +41,8 @@ std::string tokenizer_config(const TokenizerOptions& options, const Tokenizer& t
   if (options.type == "GPT2BPETokenizer")
     return R"({"tokenizer_class": "GPT2Tokenizer"})"
            "\n";
+  if (is_vocab_folder(options.tokenizer_model))
+    return fmt::format("{{\"tokenizer_class\": \"{}\"}}\n", tokenizer_class_of(options.tokenizer_model));
   const SpecialTokens& special = tokenizer.special();
   std::map<int32_t, std::string> content_of;
   for (const auto& id : {special.bos, special.eos, special.eod, special.pad}) {
@@ -52,8 +55,10 @@ HfTokenizer collect(const TokenizerOptions& options) {
   if (options.type.empty()) return {.missing = "the settings name no tokenizer"};
   if (options.type == "NullTokenizer") return {.missing = "NullTokenizer has no tokens, only ids"};
   const std::unique_ptr<Tokenizer> built = build_tokenizer(options);
-  HfTokenizer tokenizer{
-      .files = files_of(options), .contents = hf_tokenizer_contents(options), .special = built->special()};
+  HfTokenizer tokenizer{.files = files_of(options),
+                        .contents = hf_tokenizer_contents(options),
+                        .special = built->special(),
+                        .configured = configured_tokens(tokenizer_folder(options))};
   if (!tokenizer.files.contains("tokenizer_config.json"))
     tokenizer.contents.emplace("tokenizer_config.json", tokenizer_config(options, *built));
   for (const auto& [name, text] : tokenizer.contents) tokenizer.files.erase(name);
@@ -71,7 +76,7 @@ HfTokenizer hf_tokenizer(const TokenizerOptions& options) {
 }
 
 HfTokenizer hf_tokenizer_in(const fs::path& folder) {
-  HfTokenizer tokenizer{.files = hf_tokenizer_files(folder)};
+  HfTokenizer tokenizer{.files = hf_tokenizer_files(folder), .configured = configured_tokens(folder)};
   if (!tokenizer.files.empty()) return tokenizer;
   throw checkpoint_error({.what = "there are no tokenizer files",
                           .where = printable(folder.string(), 4096),

@@ -7,14 +7,16 @@
 
 #include "teratron/hf/tokenizer_files.h"
 #include "teratron/tokenizer/build_tokenizer.h"
+#include "teratron/tokenizer/end_tokens.h"
 
 namespace teratron {
 
 struct HfTokenizer {
   HfTokenizerFiles files = {};                       // copied to the folder
   std::map<std::string, std::string> contents = {};  // written to the folder: name -> contents
-  SpecialTokens special = {};                        // for config.json
-  std::string missing = {};                          // why there is none; empty: there is one
+  SpecialTokens special = {};                        // for config.json, and what the folder's said
+  ConfiguredTokens configured = {};
+  std::string missing = {};  // why there is none; empty: there is one
 };
 
 /// The tokenizer of a run. Files of the folder that it came from (chat template, generation_config.json) come

@@ -11,9 +11,11 @@
 #include "teratron/ckpt/index_ranges.h"
 #include "teratron/ckpt/save_plan.h"
 #include "teratron/comm/collective_errors.h"
+#include "teratron/hf/float_convert.h"
 #include "teratron/hf/placement.h"
 #include "teratron/hf/tokenizer_files.h"
 #include "teratron/hf/transpose.h"
+#include "teratron/tokenizer/end_tokens.h"
 
 namespace teratron {
 
@@ -131,6 +133,29 @@ bool copy_differs(const WeightFiles& files, const std::string& copy, const std::
   return false;
 }
 
+// That to which torch promotes those of all sources.
+Dtype joint_dtype(const WeightFiles& files, const HfTensor& tensor) {
+  std::set<Dtype> dtypes;
+  for (const HfSource& source : tensor.sources) dtypes.insert(files.tensors().at(source.name).dtype);
+  return dtypes.size() == 1 ? *dtypes.begin() : dtypes.contains(Dtype::f64) ? Dtype::f64 : Dtype::f32;
+}
+
+// Parts of a source that is not transposed, of another dtype than the target.
+void read_converted(const WeightFiles& files, const std::string& name, std::vector<Overlap> parts,
+                    const LocalTensor& target) {
+  const Dtype saved = files.tensors().at(name).dtype;
+  const std::vector<Overlap> places = parts;
+  int64_t count = 0;
+  for (Overlap& part : parts) count += part.length, part.local = count - part.length;
+  std::vector<char> values(static_cast<size_t>(count * std::max(size_of(saved), size_of(target.dtype))));
+  read_parts(files, name, parts, {values.data(), size_of(saved)});
+  convert_floats(values.data(), count, saved, target.dtype);
+  const int64_t element = size_of(target.dtype);
+  for (size_t i = 0; i < parts.size(); ++i)
+    std::memcpy(static_cast<char*>(target.data) + places[i].local * element,
+                values.data() + parts[i].local * element, static_cast<size_t>(parts[i].length * element));
+}
+
 // See HfFamily::unties.
 void take_output_layer(HfModel& model, const fs::path& folder) {
   const std::string own(model.family->unties);
@@ -196,11 +221,11 @@ HfCheckpoint::HfCheckpoint(const fs::path& folder)
   nlohmann::json config = model_.settings;
   config["model_family"] = model_.family->family;
   config["hf_model_type"] = model_.family->model_type;
+  save_configured_tokens(configured_tokens(folder_), config);
   info_ = {.path = folder_, .config = config.dump(), .state = "{}"};
   for (const HfTensor& tensor : tensors_) {
     by_name_[tensor.name] = &tensor;
-    const TensorInfo& info =
-        info_.tensors[tensor.name] = {files_.tensors().at(tensor.sources[0].name).dtype, tensor.shape};
+    const TensorInfo& info = info_.tensors[tensor.name] = {joint_dtype(files_, tensor), tensor.shape};
     info_.bytes += *checked_numel(info.shape) * size_of(info.dtype);
   }
 }
@@ -221,12 +246,7 @@ void HfCheckpoint::use_old_names() {
 void HfCheckpoint::check() const {
   Unplaced unplaced{files_.tensors(), printable(folder_.string(), 4096), "but config.json requires"};
   for (const HfTensor& tensor : tensors_) {
-    std::set<Dtype> dtypes;
-    for (const HfSource& source : tensor.sources) {
-      if (const auto dtype = unplaced.place(source.name, source.shape)) dtypes.insert(*dtype);
-    }
-    if (dtypes.size() > 1)
-      unplaced.problem(tensor.sources[0].name, "has a different dtype than those it is concatenated with");
+    for (const HfSource& source : tensor.sources) unplaced.place(source.name, source.shape);
   }
   for (const HfTensor& tensor : tensors_) {
     for (const std::string& copy : tensor.copies) {
@@ -252,6 +272,8 @@ void HfCheckpoint::read_source(const HfTensor& tensor, size_t source, const Loca
   const std::vector<Overlap> parts = intersect(needed, ranges_of(tensor, source));
   const Target place{static_cast<char*>(target.data), size_of(target.dtype)};
   const HfSource& theirs = tensor.sources[source];
+  const Dtype saved = files_.tensors().at(theirs.name).dtype;
+  if (saved != info_.tensors.at(tensor.name).dtype) return read_converted(files_, theirs.name, parts, target);
   if (!theirs.transposed) return read_parts(files_, theirs.name, parts, place);
   if (!parts.empty()) read_transposed(files_, theirs, parts, place);
 }

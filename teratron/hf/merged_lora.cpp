@@ -4,6 +4,7 @@
 
 #include "teratron/ckpt/index_ranges.h"
 #include "teratron/hf/float_convert.h"
+#include "teratron/hf/peft.h"
 #include "teratron/hf/peft_layout.h"
 
 namespace teratron {

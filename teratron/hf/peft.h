@@ -8,38 +8,19 @@
 // of them.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
-#include <map>
-#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "teratron/ckpt/checkpoint_source.h"
+#include "teratron/hf/lora_adapters.h"
 #include "teratron/hf/weight_map.h"
 
 namespace teratron {
 
-struct PeftConfig {
-  int64_t rank = 0;
-  double alpha = 0.0;  // the update is scaled by alpha / rank
-  double dropout = 0.0;
-  std::vector<std::string> targets;  // Megatron-LM's names of the layers or projections: "linear_q"
-};
-
-/// The settings of an adapter. UserError(checkpoint) for what is not plain LoRA on linear layers.
+/// The settings of an adapter, with PEFT's defaults. UserError(checkpoint) for what is not plain LoRA on
+/// linear layers, and for a field with a value that is not known to leave it so.
 PeftConfig read_peft_config(const std::filesystem::path& folder);
-
-/// An adapter of one of our weights, in fp32.
-struct LoraWeights {
-  std::vector<int64_t> shape_a, shape_b;
-  std::vector<float> a, b;
-  std::vector<int64_t> part_of_row;  // which of the A's; -1: none
-  double scale = 1.0;
-};
-/// By the name of our layer: "decoder.layers.0.self_attention.linear_qkv".
-using LoraAdapters = std::map<std::string, LoraWeights>;
 
 /// The adapters in a folder, for these tensors of the model they were made for. UserError(checkpoint) lists
 /// tensors that are missing, unknown or of another shape: adapters of another model.

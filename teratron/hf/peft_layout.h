@@ -1,11 +1,15 @@
 // Where adapters are in PEFT's files and in our checkpoints: shared by reading, writing and merging (peft.h).
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "teratron/hf/peft.h"
+#include "teratron/base/error.h"
+#include "teratron/ckpt/checkpoint_source.h"
+#include "teratron/hf/lora_adapters.h"
+#include "teratron/hf/weight_map.h"
 
 namespace teratron::peft {
 

@@ -3,8 +3,10 @@
 #include <set>
 
 #include "teratron/base/file.h"
+#include "teratron/base/partial_folder.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/safetensors.h"
+#include "teratron/hf/peft.h"
 #include "teratron/hf/peft_layout.h"
 
 namespace teratron {
@@ -133,20 +135,9 @@ void check_peft(const CheckpointInfo& info, const fs::path& destination) {
 
 void write_peft(const PeftExport& request) {
   check_empty_folder(request.destination);
-  fs::path destination = request.destination;
-  if (!destination.has_filename()) destination = destination.parent_path();
-  fs::path partial = destination;
-  partial += ".partial-" + random_hex(8);
-  make_directories(partial, ExitCode::config);
-  try {
-    write_adapters(request, partial);
-    rename_path(partial, destination, ExitCode::checkpoint);
-  } catch (...) {
-    std::error_code ignored;
-    fs::remove_all(partial, ignored);
-    throw;
-  }
-  sync_directory(destination.parent_path(), ExitCode::checkpoint);
+  PartialFolder folder(request.destination);
+  write_adapters(request, folder.path());
+  folder.commit();
 }
 
 }  // namespace teratron

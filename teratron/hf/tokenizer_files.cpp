@@ -6,6 +6,7 @@
 #include "teratron/base/environment.h"
 #include "teratron/base/file.h"
 #include "teratron/base/json.h"
+#include "teratron/tokenizer/bpe/vocab_folder.h"
 
 namespace teratron {
 
@@ -35,7 +36,7 @@ json bert_tokenizer_type(const HfTokenizerFiles& files) {
 HfTokenizerFiles hf_tokenizer_files(const fs::path& folder) {
   HfTokenizerFiles files;
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
-                           "merges.txt", "vocab.txt", "tokenizer.model", "added_tokens.json",
+                           "merges.txt", "vocab.txt", "tokenizer.model", "tekken.json", "added_tokens.json",
                            "chat_template.jinja", "chat_template.json", "generation_config.json"}) {
     std::error_code ignored;
     if (fs::is_regular_file(folder / name, ignored)) files[name] = folder / name;
@@ -55,7 +56,14 @@ json hf_tokenizer_settings(const fs::path& folder) {
     return {{"tokenizer_type", bos ? "Llama2Tokenizer" : "GPTSentencePieceTokenizer"},
             {"tokenizer_model", path("tokenizer.model")}};
   }
-  if (!files.contains("vocab.json") || !files.contains("merges.txt")) return json::object();
+  const bool has_merges = files.contains("vocab.json") && files.contains("merges.txt");
+  if (!has_merges && files.contains("tekken.json"))
+    return {{"tokenizer_type", "TikTokenizer"}, {"tokenizer_model", path("tekken.json")}};
+  if (!has_merges) return json::object();
+  if (tokenizer_class_of(folder) != "GPT2Tokenizer") {
+    const std::string whole = fs::absolute(folder).lexically_normal().string();
+    return {{"tokenizer_type", "HuggingFaceTokenizer"}, {"tokenizer_model", whole}};
+  }
   return {{"tokenizer_type", "GPT2BPETokenizer"},
           {"vocab_file", path("vocab.json")},
           {"merge_file", path("merges.txt")}};

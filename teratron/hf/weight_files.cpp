@@ -45,16 +45,17 @@ class TorchWeights final : public WeightFile {
     const PickleValue& root = file_.root();
     if (!root.is(PickleValue::Kind::dict))
       throw checkpoint_error({.what = "the file does not hold a dict of tensors", .where = where_});
-    for (size_t i = 0; i + 1 < root.items.size(); i += 2) {
-      const PickleValue &key = *root.items[i], &value = *root.items[i + 1];
-      if (key.is(PickleValue::Kind::text) && key.text == "_metadata") continue;  // versions of modules
+    const auto items = root.items();
+    for (size_t i = 0; i + 1 < items.size(); i += 2) {
+      const PickleValue &key = *items[i], &value = *items[i + 1];
+      if (key.is(PickleValue::Kind::text) && key.text() == "_metadata") continue;  // versions of modules
       if (!key.is(PickleValue::Kind::text) || !value.is(PickleValue::Kind::tensor) ||
-          !checked_numel(value.tensor.shape))
+          !checked_numel(value.tensor().shape))
         throw checkpoint_error(
-            {.what = fmt::format("entry '{}' of the dict is not a tensor with a name", printable(key.text)),
+            {.what = fmt::format("entry '{}' of the dict is not a tensor with a name", printable(key.text())),
              .where = where_,
              .fix = "Use a file that holds nothing but the weights of a model"});
-      tensors_[key.text] = &value.tensor;
+      tensors_[std::string(key.text())] = &value.tensor();
     }
   }
   std::map<std::string, TensorInfo> tensors() const override {

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <set>
 
 #include <fmt/ranges.h>
 
 #include "teratron/base/json.h"
+#include "teratron/hf/neutral_keys.h"
 #include "teratron/models/family_formats.h"
 #include "teratron/settings/arguments.h"
 
@@ -56,6 +58,40 @@ void read_key(const HfKey& row, HfConfig& config) {
   if (is_new || *entry == value) return;
   config.problem("'{}{}' = {} is not supported where {} is {}", config.object, key, value.dump(), setting,
                  entry->dump());
+}
+
+// The keys as a configuration class of transformers has them.
+void complete_keys(const HfFamily& family, json& keys) {
+  for (const auto& [alias, key] : family.aliases) {
+    const auto found = keys.find(alias);
+    if (found == keys.end()) continue;
+    keys[key] = *found;
+    keys.erase(std::string(alias));
+  }
+  for (const auto& [key, value] : family.defaults.items()) keys.emplace(key, value);
+}
+
+void refuse_unknown_keys(const HfFamily& family, HfConfig& config) {
+  std::set<std::string_view> known(family.other_keys.begin(), family.other_keys.end());
+  for (const HfKey& row : family.keys) known.insert(row.key.substr(0, row.key.find('.')));
+  for (const auto& [key, value] : config.keys.items()) {
+    if (!known.contains(key) && !is_neutral_key(key, value))
+      config.problem("'{}' = {} is not supported", printable(key), printable(value.dump()));
+  }
+}
+
+// A router that chooses more experts than there are would fail in every step.
+void check_experts(const HfModel& model) {
+  const int64_t experts = hf_size(model.settings, "num_experts");
+  const int64_t chosen = model.settings.value("moe_router_topk", int64_t{0});
+  if (experts == 0 || chosen <= experts) return;
+  const auto key_of = [&](std::string_view setting) {
+    return std::ranges::find(model.family->keys, setting, &HfKey::setting)->key;
+  };
+  throw config_error({.what = fmt::format("'{}' = {} is more than '{}' = {}", key_of("moe_router_topk"),
+                                          chosen, key_of("num_experts"), experts),
+                      .where = model.where,
+                      .fix = "Correct config.json"});
 }
 
 void write_key(const HfKey& row, const CheckpointInfo& info, HfConfig& config) {
@@ -177,9 +213,14 @@ HfModel parse_hf_config(const std::string& text, const std::string& where,
   HfConfig config{.keys = parse_json(text, {.where = where, .kind = ExitCode::checkpoint})};
   if (!config.keys.is_object()) throw checkpoint_error({.what = "not a JSON object", .where = where});
   const HfFamily& family = family_of(config, families, where);
+  complete_keys(family, config.keys);
+  refuse_unknown_keys(family, config);
   for (const HfKey& key : family.keys) in_object(key, config, read_key);
-  if (config.has("quantization_config")) config.unsupported("quantization_config");
-  if (config.problems.empty()) return {&family, std::move(config.settings), {}, where};
+  if (config.problems.empty()) {
+    HfModel model{&family, std::move(config.settings), {}, where};
+    check_experts(model);
+    return model;
+  }
   std::vector<Problem> problems;
   for (const std::string& problem : config.problems) problems.push_back({problem, where, {}});
   problems.back().fix = "No setting here makes such a model: use another model, or correct config.json";

@@ -12,8 +12,12 @@ namespace {
 using nlohmann::json;
 
 TEST(HfConfigTest, SettingsOfLlama) {
-  const json settings =
-      parse_hf(changed(hf_llama(), {{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 32.0}}}})).settings;
+  const json settings = parse_hf(changed(hf_llama(), {{"rope_scaling",
+                                                       {{"rope_type", "llama3"},
+                                                        {"factor", 32.0},
+                                                        {"low_freq_factor", 1.0},
+                                                        {"high_freq_factor", 4.0}}}}))
+                            .settings;
   const json expected = {{"num_layers", 2},
                          {"hidden_size", 12},
                          {"ffn_hidden_size", 20},
@@ -46,9 +50,9 @@ TEST(HfConfigTest, ListsEverythingUnsupported) {
   const auto error_of = [](const json& config) { return message_of<UserError>([&] { parse_hf(config); }); };
   const std::string several = error_of(changed(
       hf_llama(),
-      {{"hidden_act", "gelu"}, {"num_key_value_heads", 4}, {"hidden_size", "x"}, {"attention_bias", true}}));
+      {{"hidden_act", "gelu"}, {"num_key_value_heads", 4}, {"hidden_size", "x"}, {"mlp_bias", true}}));
   for (const char* part :
-       {"'hidden_act'", "not divisible", "'hidden_size' = \"x\" is not a size", "'attention_bias'"}) {
+       {"'hidden_act'", "not divisible", "'hidden_size' = \"x\" is not a size", "'mlp_bias'"}) {
     EXPECT_NE(several.find(part), std::string::npos) << several;
   }
   EXPECT_NE(error_of({{"model_type", "mamba"}}).find("Supported are gpt2"), std::string::npos);
@@ -65,8 +69,9 @@ TEST(HfConfigTest, ListsEverythingUnsupported) {
             std::string::npos);
   EXPECT_NE(error_of(changed(hf_gpt2(), {{"activation_function", "relu"}})).find("activation_function"),
             std::string::npos);
-  EXPECT_NE(error_of(changed(hf_gpt2(), {{"n_layer", nullptr}})).find("'n_layer' is missing"),
-            std::string::npos);
+  json nothing = hf_gpt2();
+  nothing["n_layer"] = nullptr;
+  EXPECT_NE(error_of(nothing).find("'n_layer' is missing"), std::string::npos);
   EXPECT_NE(error_of(changed(hf_llama(), {{"partial_rotary_factor", 0.5}})).find("partial_rotary"),
             std::string::npos);
   EXPECT_NE(error_of(json::array()), "");

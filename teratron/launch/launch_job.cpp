@@ -106,6 +106,7 @@ std::map<std::string, std::optional<std::string>> LaunchJob::variables(int64_t l
       {"TORCHELASTIC_RESTART_COUNT", std::to_string(attempt_)},
       {"TORCHELASTIC_USE_AGENT_STORE", std::nullopt},
       {"TERATRON_STORE_LISTENER", std::nullopt},
+      {"TERATRON_JOB_NAME", options_.name},
       {"TERATRON_JOB_SECRET", options_.secret},
       {"TERATRON_PROGRESS", has_status_line() ? std::optional<std::string>("launcher") : std::nullopt},
   };

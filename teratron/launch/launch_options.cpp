@@ -23,6 +23,7 @@ constexpr int kDefaultPort = 29500;  // of several machines; the same as torchru
 constexpr int64_t kMaxRanks = 1 << 16;
 constexpr int64_t kMaxPort = 65535;
 constexpr size_t kSecretDigits = 64;
+constexpr size_t kNameDigits = 16;
 
 UserError invalid(std::string what, std::string where, std::string fix) {
   return config_error({.what = std::move(what), .where = std::move(where), .fix = std::move(fix)});
@@ -352,8 +353,10 @@ std::optional<LaunchOptions> read_launch_options(std::span<const std::string> ar
   set_rendezvous(settings, options);
   options.timeout = timeout_of(options);
   options.secret = secret_of(settings, options);
+  options.name = random_hex(kNameDigits);
+  options.save = value_of(options.command, "--save");
   const std::filesystem::path folder =
-      value_of(options.command, "--run-dir").value_or(value_of(options.command, "--save").value_or(""));
+      value_of(options.command, "--run-dir").value_or(options.save.value_or(""));
   options.log_directory = settings.log_directory.value_or((folder / "logs").string());
   return options;
 }

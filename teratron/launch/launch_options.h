@@ -21,6 +21,8 @@ struct LaunchOptions {
   Backend backend = Backend::processes;
   std::chrono::seconds timeout = std::chrono::minutes(10);  // of collectives
   std::string log_directory;
+  std::optional<std::string> save;   // of the command's flags
+  std::string name;                  // of the job, in all its restarts
   std::string secret;                // of the job, to authenticate connections between ranks; "": none
   std::vector<std::string> command;  // program path and arguments
 

@@ -52,7 +52,8 @@ void check_complete(const fs::path& folder) {
          .fix = "Use another iteration (--ckpt-step)"});
   const json about =
       read_json(folder / "metadata.json", {.kind = ExitCode::checkpoint, .max_bytes = size_t{1} << 20});
-  const std::string backend = about.is_object() ? about.value("sharded_backend", "") : "";
+  const json named = about.is_object() ? about.value("sharded_backend", json()) : json();
+  const std::string backend = named.is_string() ? named.get<std::string>() : "";
   if (backend != "torch_dist")
     throw checkpoint_error(
         {.what = fmt::format("checkpoints of format '{}' are not read", printable(backend)),
@@ -153,7 +154,7 @@ void DistCheckpoint::open_common() {
     refuse_dist("there is neither common.pt nor an item common_state", where_);
   }
   common_ = &common_file_->root();
-  if (common_->is(Kind::list) && common_->items.size() == 1) common_ = common_->items[0];
+  if (common_->is(Kind::list) && common_->items().size() == 1) common_ = common_->items()[0];
   if (!common_->is(Kind::dict)) refuse_dist("the common state is not a dict", where_);
 }
 
@@ -262,8 +263,8 @@ json DistCheckpoint::state() const {
   if (const AdamDict adam = adam_of(*common_); adam.outer != nullptr) {
     counters.scaler = adam.outer->find("grad_scaler");
     const PickleValue* step = adam.state == nullptr ? nullptr : adam.state->find("common_step");
-    if (step == nullptr && adam.groups != nullptr && !adam.groups->items.empty())
-      step = adam.groups->items[0]->find("step");
+    if (step == nullptr && adam.groups != nullptr && !adam.groups->items().empty())
+      step = adam.groups->items()[0]->find("step");
     const double steps = step == nullptr ? NAN : number_of(*step, common_file_.get());
     if (std::isfinite(steps)) counters.optimizer_steps = static_cast<int64_t>(steps);
   }

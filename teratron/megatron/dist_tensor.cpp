@@ -95,12 +95,12 @@ class ChunkedTensor final : public TensorSource {
     int64_t elements = 1;
     for (const int64_t size : chunk.sizes) elements *= size;
     const PickleValue& root = file.root();
-    if (!root.is(PickleValue::Kind::tensor) || teratron::numel(root.tensor) != elements ||
-        file.dtype_of(root.tensor) != dtype())
+    if (!root.is(PickleValue::Kind::tensor) || teratron::numel(root.tensor()) != elements ||
+        file.dtype_of(root.tensor()) != dtype())
       throw checkpoint_error({.what = "a part of the tensor is not what .metadata says",
                               .where = where,
                               .fix = "Copy the checkpoint again, or use another"});
-    file.read(root.tensor, begin, end, out);
+    file.read(root.tensor(), begin, end, out);
   }
 
   std::shared_ptr<const DistFiles> files_;

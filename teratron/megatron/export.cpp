@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "teratron/base/file.h"
+#include "teratron/base/partial_folder.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/hf/byte_progress.h"
 #include "teratron/hf/float_convert.h"
@@ -351,20 +352,9 @@ ConversionReport export_megatron(const CheckpointSource& source, const MegatronE
                         .where = printable(request.destination.string(), 4096),
                         .fix = "Give --to-megatron a new folder"});
   const Plan plan = make_plan(source, request);
-  fs::path destination = request.destination;
-  if (!destination.has_filename()) destination = destination.parent_path();  // "out/"
-  fs::path partial = destination;
-  partial += ".partial-" + random_hex(8);
-  make_directories(partial, ExitCode::config);
-  try {
-    write_export(plan, partial);
-    rename_path(partial, destination, ExitCode::checkpoint);
-  } catch (...) {
-    fs::remove_all(partial, ignored);
-    throw;
-  }
-  sync_directory(destination.parent_path(), ExitCode::checkpoint);
-  return report_of(plan, destination);
+  PartialFolder folder(request.destination);
+  write_export(plan, folder.path());
+  return report_of(plan, folder.commit());
 }
 
 }  // namespace teratron

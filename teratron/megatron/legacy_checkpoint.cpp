@@ -22,6 +22,8 @@ namespace {
 
 using Kind = PickleValue::Kind;
 
+constexpr size_t most_virtual_stages = 1024;
+
 [[noreturn]] void fail(const std::string& what, const std::string& where) {
   throw checkpoint_error({.what = what, .where = where, .fix = whole_models_only()});
 }
@@ -67,20 +69,22 @@ class ChunkReader {
   }
 
  private:
-  // Values may be shared, so that a walk could see far more of them than there are.
+  // The keys of outer dicts are part of all paths, so that these could be far longer than the file.
   void flatten(const PickleValue& value, const std::string& path) {
-    if (--left_ < 0) fail("the model is nested too deeply", path);
-    if (value.is(Kind::tensor) && !path.ends_with("_extra_state")) found_.emplace_back(path, &value.tensor);
+    left_ -= 1 + static_cast<int64_t>(path.size()) / 16;
+    if (left_ < 0) fail("the model is nested too deeply", printable(path.substr(0, 100)));
+    if (value.is(Kind::tensor) && !path.ends_with("_extra_state")) found_.emplace_back(path, &value.tensor());
     if (!value.is(Kind::dict)) return;
-    for (size_t i = 0; i + 1 < value.items.size(); i += 2) {
-      const PickleValue& key = *value.items[i];
-      if (key.is(Kind::text)) flatten(*value.items[i + 1], path.empty() ? key.text : path + "." + key.text);
+    for (size_t i = 0; i + 1 < value.items().size(); i += 2) {
+      const PickleValue& key = *value.items()[i];
+      if (key.is(Kind::text))
+        flatten(*value.items()[i + 1], fmt::format("{}{}{}", path, path.empty() ? "" : ".", key.text()));
     }
   }
 
   std::shared_ptr<const TorchFile> file_;
   std::vector<std::pair<std::string, const PickledTensor*>> found_;
-  int left_ = 0;
+  int64_t left_ = 0;
 };
 
 std::vector<LegacyChunk> chunks_of(const std::shared_ptr<const TorchFile>& file, const std::string& where) {
@@ -92,8 +96,11 @@ std::vector<LegacyChunk> chunks_of(const std::shared_ptr<const TorchFile>& file,
   } else if (root.find("language_model") != nullptr) {
     chunks.push_back(reader.read(root));
   }
-  while (const PickleValue* const model = root.find(fmt::format("model{}", chunks.size())))
+  while (chunks.size() < most_virtual_stages) {
+    const PickleValue* const model = root.find(fmt::format("model{}", chunks.size()));
+    if (model == nullptr) break;
     chunks.push_back(reader.read(*model));
+  }
   if (chunks.empty()) fail("the file holds no 'model'", where);
   return chunks;
 }

@@ -87,7 +87,7 @@ bool has_experts_without_stages(const TorchFile& file) {
   const PickleValue* const args = file.root().find("args");
   const auto size = [args](std::string_view name) {
     const PickleValue* const value = args == nullptr ? nullptr : args->find(name);
-    return value != nullptr && value->is(PickleValue::Kind::integer) ? value->integer : 1;
+    return value != nullptr && value->is(PickleValue::Kind::integer) ? value->integer() : 1;
   };
   return size("expert_model_parallel_size") > 1 && size("pipeline_model_parallel_size") == 1;
 }

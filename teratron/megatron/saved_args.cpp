@@ -109,10 +109,10 @@ constexpr ArgRow arg_rows[] = {{"num_layers", write},
                                {"moe_token_dispatcher_type", write, core}};
 
 json value_of(const PickleValue& value) {
-  if (value.is(Kind::boolean)) return value.integer != 0;
-  if (value.is(Kind::integer)) return value.integer;
-  if (value.is(Kind::real)) return value.real;
-  if (value.is(Kind::text)) return value.text;
+  if (value.is(Kind::boolean)) return value.integer() != 0;
+  if (value.is(Kind::integer)) return value.integer();
+  if (value.is(Kind::real)) return value.real();
+  if (value.is(Kind::text)) return value.text();
   return nullptr;
 }
 
@@ -235,6 +235,16 @@ void write_value(const json& value, PickleWriter& pickle) {
 json saved_arg(const PickleValue* args, std::string_view name) {
   const PickleValue* const value = args == nullptr ? nullptr : args->find(name);
   return value == nullptr ? json() : value_of(*value);
+}
+
+bool has_value(const PickleValue* args, std::string_view name) {
+  const PickleValue* const value = args == nullptr ? nullptr : args->find(name);
+  if (value == nullptr || value->is(Kind::none)) return false;
+  if (value->is(Kind::text)) return !value->text().empty();
+  if (value->is(Kind::real)) return value->real() != 0;
+  if (value->is(Kind::boolean) || value->is(Kind::integer)) return value->integer() != 0;
+  const bool is_list = value->is(Kind::list) || value->is(Kind::tuple) || value->is(Kind::dict);
+  return !is_list || !value->items().empty();
 }
 
 bool is_true(const json& value) {

@@ -17,6 +17,8 @@ namespace teratron {
 
 /// A boolean, number or text among the saved arguments (a dict; nullptr: none are saved); else null.
 nlohmann::json saved_arg(const PickleValue* args, std::string_view name);
+/// Whether an argument is neither missing, None, False, 0 nor empty.
+bool has_value(const PickleValue* args, std::string_view name);
 /// Neither null, false nor 0.
 bool is_true(const nlohmann::json& value);
 /// The settings that saved arguments give.

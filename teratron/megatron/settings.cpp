@@ -1,6 +1,8 @@
 #include "teratron/megatron/settings.h"
 
 #include <algorithm>
+#include <span>
+#include <string_view>
 
 #include "teratron/base/config/layer_pattern.h"
 #include "teratron/base/error.h"
@@ -12,9 +14,59 @@ using nlohmann::json;
 
 namespace {
 
-// Models that a conversion of these tensors would change.
-constexpr const char* refused[] = {"multi_latent_attention", "retro_add_retriever",
-                                   "heterogeneous_layers_config_path", "use_rope_scaling"};
+// Arguments, of any release, of models that compute something else with these tensors.
+constexpr std::string_view refused[] = {"activation_func_clamp_value",
+                                        "attention_output_gate",
+                                        "enable_mhc_connections",
+                                        "experimental_attention_variant",
+                                        "geglu",
+                                        "glu_linear_offset",
+                                        "heterogeneous_layers_config_encoded_json",
+                                        "heterogeneous_layers_config_path",
+                                        "hybrid_attention_ratio",
+                                        "hybrid_layer_pattern",
+                                        "hybrid_mlp_ratio",
+                                        "hybrid_override_pattern",
+                                        "is_hybrid_model",
+                                        "linear_attention_freq",
+                                        "moe_apply_probs_on_input",
+                                        "moe_latent_size",
+                                        "moe_mlp_glu_interleave_size",
+                                        "moe_shared_expert_glu_interleave_size",
+                                        "mrope_section",
+                                        "mtp_num_layers",
+                                        "multi_latent_attention",
+                                        "no_rope_freq",
+                                        "qk_l2_norm",
+                                        "quick_geglu",
+                                        "retro_add_retriever",
+                                        "use_mup",
+                                        "use_rope_scaling",
+                                        "window_size"};
+
+// Arguments of which one value is what the models here compute.
+constexpr std::pair<std::string_view, std::string_view> only_values[] = {{"softmax_type", "vanilla"},
+                                                                         {"rope_type", "rope"}};
+constexpr std::string_view positions[] = {"learned_absolute", "rope", "relative", "none"};
+
+void refuse_argument(const std::string& argument, const std::string& where) {
+  throw checkpoint_error({.what = fmt::format("models with {} are not converted", argument),
+                          .where = where,
+                          .fix = "Only models without it are"});
+}
+
+void check_arguments(const MegatronSource& source) {
+  for (const std::string_view name : refused) {
+    if (has_value(source.args, name)) refuse_argument(std::string(name), source.where);
+  }
+  const auto require = [&](std::string_view name, std::span<const std::string_view> values) {
+    const json saved = saved_arg(source.args, name);
+    if (!saved.is_null() && std::ranges::none_of(values, [&](std::string_view one) { return saved == one; }))
+      refuse_argument(fmt::format("{} = {}", name, printable(saved.dump(), 60)), source.where);
+  };
+  for (const auto& [name, value] : only_values) require(name, {&value, 1});
+  require("position_embedding_type", positions);
+}
 
 class Shapes {
  public:
@@ -144,6 +196,14 @@ bool is_published_345m(const MegatronSource& source, const json& settings) {
          source.model->stacks.size() == 1;
 }
 
+int64_t whole(const MegatronSource& source, const json& settings, const char* name) {
+  const json& value = settings[name];
+  if (value.is_number_integer()) return value;
+  throw checkpoint_error(
+      {.what = fmt::format("{} = {} is not a whole number", name, printable(value.dump(), 60)),
+       .where = source.where});
+}
+
 void take_heads(const MegatronSource& source, json& settings) {
   if (!settings.contains("num_attention_heads") && is_published_345m(source, settings))
     settings["num_attention_heads"] = 16;
@@ -152,14 +212,14 @@ void take_heads(const MegatronSource& source, json& settings) {
         {.what = "the checkpoint does not say how many attention heads the model has",
          .where = source.where,
          .fix = "Give --num-attention-heads (NVIDIA's models of 345 million parameters have 16)"});
-  const int64_t heads = settings["num_attention_heads"], hidden = settings["hidden_size"];
+  const int64_t heads = whole(source, settings, "num_attention_heads"), hidden = settings["hidden_size"];
   const json groups_given = settings.value("num_query_groups", json());
   const bool grouped = is_true(settings.value("group_query_attention", json()));
   if (heads < 1 || heads > hidden)
     throw config_error(
         {.what = fmt::format("{} heads for a width of {}", heads, hidden), .where = "--num-attention-heads"});
   if (!is_true(settings.value("kv_channels", json()))) settings["kv_channels"] = hidden / heads;
-  const int64_t channels = settings["kv_channels"];
+  const int64_t channels = whole(source, settings, "kv_channels");
   const int64_t groups = grouped && groups_given.is_number_integer() ? groups_given.get<int64_t>() : heads;
   const std::string_view stack = source.model->stacks[0].ours;
   const int64_t rows =
@@ -201,12 +261,7 @@ void check_experts(const MegatronSource& source) {
 }  // namespace
 
 json megatron_settings(const MegatronSource& source, const json& given) {
-  for (const char* name : refused) {
-    if (is_true(saved_arg(source.args, name)))
-      throw checkpoint_error({.what = fmt::format("models with {} are not converted", name),
-                              .where = source.where,
-                              .fix = "Only models without it are"});
-  }
+  check_arguments(source);
   check_experts(source);
   json settings = saved_settings(source.args);
   settings.update(given);

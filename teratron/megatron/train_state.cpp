@@ -17,7 +17,7 @@ using Kind = PickleValue::Kind;
 
 int64_t whole_number(const PickleValue* dict, std::string_view name, int64_t otherwise) {
   const PickleValue* const value = dict == nullptr ? nullptr : dict->find(name);
-  return value != nullptr && value->is(Kind::integer) && value->integer >= 0 ? value->integer : otherwise;
+  return value != nullptr && value->is(Kind::integer) && value->integer() >= 0 ? value->integer() : otherwise;
 }
 
 // Our names and Megatron-LM's, which are its former ones second.
@@ -36,9 +36,9 @@ constexpr std::pair<const char*, const char*> schedule_names[] = {
     {"lr_wsd_decay_style", "lr_wsd_decay_style"}};
 
 json plain_value(const PickleValue& value) {
-  if (value.is(Kind::integer)) return value.integer;
-  if (value.is(Kind::real)) return value.real;
-  if (value.is(Kind::text)) return value.text;
+  if (value.is(Kind::integer)) return value.integer();
+  if (value.is(Kind::real)) return value.real();
+  if (value.is(Kind::text)) return value.text();
   return nullptr;
 }
 
@@ -74,11 +74,11 @@ json scaler_state(const SavedCounters& saved) {
 }  // namespace
 
 double number_of(const PickleValue& value, const TorchFile* file) {
-  if (value.is(Kind::integer)) return static_cast<double>(value.integer);
-  if (value.is(Kind::real)) return value.real;
-  if (!value.is(Kind::tensor) || file == nullptr || numel(value.tensor) != 1) return NAN;
-  const Dtype dtype = file->dtype_of(value.tensor);
-  std::vector<char> bytes = file->read(value.tensor);
+  if (value.is(Kind::integer)) return static_cast<double>(value.integer());
+  if (value.is(Kind::real)) return value.real();
+  if (!value.is(Kind::tensor) || file == nullptr || numel(value.tensor()) != 1) return NAN;
+  const Dtype dtype = file->dtype_of(value.tensor());
+  std::vector<char> bytes = file->read(value.tensor());
   if (dtype == Dtype::i64 || dtype == Dtype::i32) {
     int64_t integer = 0;
     std::memcpy(&integer, bytes.data(), bytes.size());

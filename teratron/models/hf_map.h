@@ -40,8 +40,8 @@ struct HfConfig {
 };
 
 struct HfKeyOptions {
-  /// Value where config.json lacks the key; also its type (an integer: a size from 1 to 2^31). null: a
-  /// required size.
+  /// Value where neither config.json nor HfFamily::defaults has the key; also its type (an integer: a size
+  /// from 1 to 2^31). null: a required size.
   nlohmann::json otherwise = nullptr;
   std::string_view derived = {};     // `otherwise` from settings above: "hidden_size/num_attention_heads"
   nlohmann::json must_be = nullptr;  // the only value of the key at import, and of the setting at export
@@ -118,7 +118,13 @@ struct HfFamily {
   std::string architecture;  // class of the model with its head
   std::string_view prefix;   // of the base model's tensors, absent in files of the bare base model
   std::vector<HfKey> keys;
-  std::vector<HfTensorGroup> tensors;          // in the order of the forward pass
+  std::vector<HfTensorGroup> tensors;  // in the order of the forward pass
+  /// What the configuration class of transformers has where config.json lacks a key.
+  nlohmann::json defaults = nlohmann::json::object();
+  /// Its attribute_map: other names of keys. Where both are there, the other name counts.
+  std::vector<std::pair<std::string_view, std::string_view>> aliases = {};
+  /// Keys without a row: the functions of rows read them, or they change nothing.
+  std::vector<std::string_view> other_keys = {};
   std::vector<std::string_view> buffers = {};  // ends of names that hold no parameters: masks, rotary tables
   std::vector<std::pair<std::string_view, std::string_view>> old_ends = {};  // ends of names: new, old
   std::vector<HfFusedExperts> fused_experts = {};  // as transformers 5 holds them, in place of their parts

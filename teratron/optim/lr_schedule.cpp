@@ -102,9 +102,11 @@ class StateReader {
  public:
   StateReader(const nlohmann::json& state, ScheduleLoadRule rule) : state_(state), rule_(rule) {}
 
-  void number(const char* key, double& value) {
+  /// `has_effect`: false for what the style of the flags does not use, which may differ.
+  void number(const char* key, double& value, bool has_effect = true) {
     const double saved = get<double>(key, [](const nlohmann::json& j) { return j.is_number(); });
-    if (choose(key, saved != value, fmt::format("{}", saved), fmt::format("{}", value))) value = saved;
+    const bool differs = has_effect && saved != value;
+    if (choose(key, differs, fmt::format("{}", saved), fmt::format("{}", value))) value = saved;
   }
 
   template <typename Style, size_t N>
@@ -167,16 +169,18 @@ class StateReader {
 
 LrScheduleOptions merged(LrScheduleOptions options, const nlohmann::json& state, ScheduleLoadRule rule) {
   StateReader reader(state, rule);
+  const bool decays = options.decay_style != LrDecayStyle::constant;
+  const bool weight_decay_changes = options.weight_decay_style != WeightDecayStyle::constant;
   reader.number("max_lr", options.max_lr);
-  reader.number("min_lr", options.min_lr);
+  reader.number("min_lr", options.min_lr, decays);
   reader.number("lr_warmup_steps", options.warmup_steps);
-  reader.number("lr_decay_steps", options.decay_steps);
+  reader.number("lr_decay_steps", options.decay_steps, decays);
   reader.style("lr_decay_style", lr_styles, options.decay_style);
   reader.tail(options);
   if (reader.has("start_wd")) {
     reader.number("start_wd", options.start_weight_decay);
     reader.number("end_wd", options.end_weight_decay);
-    reader.number("wd_incr_steps", options.weight_decay_steps);
+    reader.number("wd_incr_steps", options.weight_decay_steps, weight_decay_changes);
     reader.style("wd_incr_style", weight_decay_styles, options.weight_decay_style);
   }
   reader.finish();

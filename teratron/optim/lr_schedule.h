@@ -110,8 +110,8 @@ class OptimizerParamScheduler {
   nlohmann::json state() const;
   /// Loads num_steps, and the rest according to `rule`. Weight decay and WSD keys may be absent, as in old
   /// checkpoints. UserError(checkpoint) for a missing or mistyped key. With must_match also for a difference,
-  /// but the WSD decay may change. UserError(config) if the learning rate would jump into a WSD decay that is
-  /// longer than the rest of the training.
+  /// but the WSD decay may change, and what a constant rate or weight decay does not use. UserError(config)
+  /// if the learning rate would jump into a WSD decay that is longer than the rest of the training.
   void load(const nlohmann::json& state, ScheduleLoadRule rule);
 
  private:

@@ -116,8 +116,10 @@ TEST(LrSchedule, ResumedEqualsUnbroken) {
 }
 
 TEST(LrSchedule, LoadRules) {
-  const json saved = OptimizerParamScheduler(plain_cosine()).state();
-  LrScheduleOptions changed = plain_cosine();
+  LrScheduleOptions growing = plain_cosine();
+  growing.weight_decay_style = WeightDecayStyle::linear;
+  const json saved = OptimizerParamScheduler(growing).state();
+  LrScheduleOptions changed = growing;
   changed.max_lr = 2e-3;
   changed.decay_style = LrDecayStyle::linear;
   changed.weight_decay_steps = 50;
@@ -143,6 +145,25 @@ TEST(LrSchedule, LoadRules) {
   EXPECT_EQ(by_checkpoint.options().max_lr, 1e-3);
   EXPECT_EQ(by_checkpoint.options().decay_style, LrDecayStyle::cosine);
   EXPECT_EQ(by_checkpoint.options().weight_decay_steps, 100);
+}
+
+// By the formulas, neither a constant rate nor a constant weight decay depends on the length of the training.
+TEST(LrSchedule, LengthsOfWhatIsConstantMayChange) {
+  LrScheduleOptions shorter = plain_cosine();
+  shorter.decay_style = LrDecayStyle::constant;
+  const json saved = OptimizerParamScheduler(shorter).state();
+  LrScheduleOptions longer = shorter;
+  longer.decay_steps = longer.weight_decay_steps = 300;
+  OptimizerParamScheduler resumed(longer);
+  resumed.load(saved, ScheduleLoadRule::must_match);
+  EXPECT_EQ(resumed.options().weight_decay_steps, 300);
+  EXPECT_EQ(resumed.state()["lr_decay_steps"], 300);
+  longer.warmup_steps = 20;
+  EXPECT_THROW(OptimizerParamScheduler(longer).load(saved, ScheduleLoadRule::must_match), UserError);
+  longer = plain_cosine();
+  longer.weight_decay_steps = 300;
+  EXPECT_THROW(OptimizerParamScheduler(longer).load(saved, ScheduleLoadRule::must_match), UserError)
+      << "another style";
 }
 
 TEST(LrSchedule, LoadsStateWithoutWeightDecay) {

@@ -13,7 +13,7 @@ namespace {
 
 using Kind = PickleValue::Kind;
 
-constexpr size_t most_dims = 8;
+constexpr size_t most_dims = 8, most_file_name_bytes = 64;
 
 [[noreturn]] void refuse_metadata(const std::string& what, const std::string& where) {
   throw checkpoint_error({.what = what,
@@ -23,7 +23,8 @@ constexpr size_t most_dims = 8;
 
 // The state of an object: its attributes by name, or a tuple of them.
 const PickleValue* state_of(const PickleValue& object) {
-  return object.is(Kind::object) && object.items.size() >= 2 ? object.items.back() : nullptr;
+  const auto items = object.items();
+  return object.is(Kind::object) && items.size() >= 2 ? items.back() : nullptr;
 }
 
 const PickleValue* attribute(const PickleValue& object, std::string_view name) {
@@ -32,7 +33,7 @@ const PickleValue* attribute(const PickleValue& object, std::string_view name) {
 }
 
 bool is_object(const PickleValue& value, std::string_view name) {
-  return value.is(Kind::object) && value.text.ends_with(name);
+  return value.is(Kind::object) && value.text().ends_with(name);
 }
 
 std::optional<Dtype> dtype_named(std::string_view name) {
@@ -48,7 +49,7 @@ std::optional<Dtype> dtype_named(std::string_view name) {
 }
 
 // Offsets of a chunk with the name of its tensor, to find where it is.
-using ChunkKey = std::pair<std::string, std::vector<int64_t>>;
+using ChunkKey = std::pair<std::string_view, std::vector<int64_t>>;
 
 class MetadataReader {
  public:
@@ -58,11 +59,11 @@ class MetadataReader {
     if (!is_object(*pickle.root, ".Metadata") || tensors == nullptr || places == nullptr ||
         !tensors->is(Kind::dict) || !places->is(Kind::dict))
       refuse_metadata("this is not the metadata of a distributed checkpoint", where_);
-    for (size_t i = 0; i + 1 < places->items.size(); i += 2)
-      read_place(*places->items[i], *places->items[i + 1]);
-    for (size_t i = 0; i + 1 < tensors->items.size(); i += 2) {
-      if (!tensors->items[i]->is(Kind::text)) refuse_metadata("the name of an entry is not a text", where_);
-      read_entry(tensors->items[i]->text, *tensors->items[i + 1]);
+    const auto found = places->items(), named = tensors->items();
+    for (size_t i = 0; i + 1 < found.size(); i += 2) read_place(*found[i], *found[i + 1]);
+    for (size_t i = 0; i + 1 < named.size(); i += 2) {
+      if (!named[i]->is(Kind::text)) refuse_metadata("the name of an entry is not a text", where_);
+      read_entry(named[i]->text(), *named[i + 1]);
     }
   }
   DistMetadata take() { return std::move(result_); }
@@ -70,20 +71,20 @@ class MetadataReader {
  private:
   std::vector<int64_t> numbers(const PickleValue* value) const {
     std::vector<int64_t> result;
-    if (value == nullptr || !value->is(Kind::tuple) || value->items.size() > most_dims)
+    if (value == nullptr || !value->is(Kind::tuple) || value->items().size() > most_dims)
       refuse_metadata("a shape is not valid", where_);
-    for (const PickleValue* item : value->items) {
-      if (!item->is(Kind::integer) || item->integer < 0) refuse_metadata("a shape is not valid", where_);
-      result.push_back(item->integer);
+    for (const PickleValue* item : value->items()) {
+      if (!item->is(Kind::integer) || item->integer() < 0) refuse_metadata("a shape is not valid", where_);
+      result.push_back(item->integer());
     }
     return result;
   }
 
   int64_t count(const PickleValue& object, std::string_view name) const {
     const PickleValue* const value = attribute(object, name);
-    if (value == nullptr || !value->is(Kind::integer) || value->integer < 0)
+    if (value == nullptr || !value->is(Kind::integer) || value->integer() < 0)
       refuse_metadata(fmt::format("an item has no valid {}", name), where_);
-    return value->integer;
+    return value->integer();
   }
 
   void read_place(const PickleValue& index, const PickleValue& place) {
@@ -92,26 +93,27 @@ class MetadataReader {
     const PickleValue* const file = attribute(place, "relative_path");
     if (name == nullptr || !name->is(Kind::text) || file == nullptr || !file->is(Kind::text))
       refuse_metadata("the place of an item is not valid", where_);
-    if (file->text.empty() || file->text.find('/') != std::string::npos ||
-        file->text.find('\0') != std::string::npos)
-      refuse_metadata(fmt::format("'{}' is not the name of a file in the folder", printable(file->text)),
-                      where_);
+    const std::string_view path = file->text();
+    if (path.empty() || path.size() > most_file_name_bytes ||
+        path.find_first_of(std::string_view("/\0", 2)) != path.npos)
+      refuse_metadata(fmt::format("'{}' is not the name of a file in the folder", printable(path)), where_);
     const PickleValue* const transforms = attribute(place, "transform_descriptors");
     if (transforms != nullptr && !transforms->is(Kind::none))
-      refuse_metadata(fmt::format("'{}' is transformed (compressed)", printable(name->text)), where_);
+      refuse_metadata(fmt::format("'{}' is transformed (compressed)", printable(name->text())), where_);
     const bool whole = offsets == nullptr || offsets->is(Kind::none);
-    places_[{name->text, whole ? std::vector<int64_t>() : numbers(offsets)}] = {
-        file->text, count(place, "offset"), count(place, "length")};
+    const DistItem item{std::string(path), count(place, "offset"), count(place, "length")};
+    places_[{name->text(), whole ? std::vector<int64_t>() : numbers(offsets)}] = item;
   }
 
-  DistItem place_of(const std::string& name, const std::vector<int64_t>& offsets) const {
+  DistItem place_of(std::string_view name, const std::vector<int64_t>& offsets) const {
     const auto found = places_.find({name, offsets});
     if (found == places_.end())
       refuse_metadata(fmt::format("the place of a part of '{}' is missing", printable(name)), where_);
     return found->second;
   }
 
-  void read_entry(const std::string& name, const PickleValue& entry) {
+  void read_entry(std::string_view text, const PickleValue& entry) {
+    const std::string name(text);
     if (is_object(entry, ".BytesStorageMetadata")) {
       result_.items[name] = place_of(name, {});
       return;
@@ -121,7 +123,10 @@ class MetadataReader {
     if (!is_object(entry, ".TensorStorageMetadata") || properties == nullptr || chunks == nullptr)
       refuse_metadata(fmt::format("'{}' is neither a tensor nor an object", printable(name)), where_);
     DistTensor tensor{.dtype = dtype_of(*properties, name), .shape = numbers(attribute(entry, "size"))};
-    for (const PickleValue* chunk : chunks->items) {
+    if (chunks->items().size() > places_.size())
+      refuse_metadata(fmt::format("'{}' has more parts than there are in all files", printable(name)),
+                      where_);
+    for (const PickleValue* chunk : chunks->items()) {
       DistChunk& added = tensor.chunks.emplace_back();
       added.offsets = numbers(attribute(*chunk, "offsets"));
       added.sizes = numbers(attribute(*chunk, "sizes"));
@@ -141,9 +146,9 @@ class MetadataReader {
   Dtype dtype_of(const PickleValue& properties, const std::string& name) const {
     const PickleValue* value = attribute(properties, "dtype");
     const PickleValue* const state = state_of(properties);
-    if (value == nullptr && state != nullptr && state->is(Kind::tuple) && !state->items.empty())
-      value = state->items[0];
-    const std::optional<Dtype> dtype = value == nullptr ? std::nullopt : dtype_named(value->text);
+    if (value == nullptr && state != nullptr && state->is(Kind::tuple) && !state->items().empty())
+      value = state->items()[0];
+    const std::optional<Dtype> dtype = value == nullptr ? std::nullopt : dtype_named(value->text());
     if (!dtype) refuse_metadata(fmt::format("the dtype of '{}' is not supported", printable(name)), where_);
     return *dtype;
   }

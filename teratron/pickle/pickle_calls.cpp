@@ -8,7 +8,15 @@
 
 namespace teratron {
 
-void PickleCalls::refuse_global(const std::string& name) const {
+namespace {
+
+// torch's keys are numbers.
+constexpr size_t most_key_bytes = 256;
+constexpr size_t most_name_bytes = 1024;
+
+}  // namespace
+
+void PickleCalls::refuse_global(std::string_view name) const {
   throw checkpoint_error(
       {.what = fmt::format("the pickle names '{}', which is refused: it may run code", printable(name)),
        .where = stream_.where(),
@@ -16,28 +24,28 @@ void PickleCalls::refuse_global(const std::string& name) const {
               "file, load it with torch and save those alone with torch.save"});
 }
 
-void PickleCalls::push_global(std::string name) {
+void PickleCalls::push_global(const std::string& name) {
   if (pickle_global(name) == PickleGlobal::refused) refuse_global(name);
-  stack_.push(Kind::global).text = std::move(name);
+  stack_.push_global(name);
 }
 
 std::vector<int64_t> PickleCalls::sizes(const PickleValue& value) const {
   std::vector<int64_t> result;
   if (!value.is(Kind::tuple) && !value.is(Kind::list)) stream_.fail("the shape of a tensor is not a tuple");
-  if (value.items.size() > 16) stream_.fail("a tensor has more than 16 dimensions");
-  for (const PickleValue* item : value.items) {
-    if (!item->is(Kind::integer) || item->integer < 0) stream_.fail("the shape of a tensor is not valid");
-    result.push_back(item->integer);
+  if (value.items().size() > 16) stream_.fail("a tensor has more than 16 dimensions");
+  for (const PickleValue* item : value.items()) {
+    if (!item->is(Kind::integer) || item->integer() < 0) stream_.fail("the shape of a tensor is not valid");
+    result.push_back(item->integer());
   }
   return result;
 }
 
 // storage, offset, shape, strides and what training needs; every element must lie in the storage.
-void PickleCalls::push_tensor(const std::vector<PickleValue*>& arguments) {
+void PickleCalls::push_tensor(PickleStack::Items arguments) {
   if (arguments.size() < 4 || !arguments[0]->is(Kind::storage) || !arguments[1]->is(Kind::integer))
     stream_.fail("a tensor is not described as torch does");
-  PickledTensor tensor{.storage = static_cast<size_t>(arguments[0]->integer),
-                       .offset = arguments[1]->integer,
+  PickledTensor tensor{.storage = static_cast<size_t>(arguments[0]->integer()),
+                       .offset = arguments[1]->integer(),
                        .shape = sizes(*arguments[2]),
                        .strides = sizes(*arguments[3])};
   if (tensor.shape.size() != tensor.strides.size())
@@ -58,82 +66,78 @@ void PickleCalls::push_tensor(const std::vector<PickleValue*>& arguments) {
   if (!empty && (!valid || last >= numel || elements > numel))
     stream_.fail(fmt::format("a tensor of shape [{}] exceeds its storage of {} elements",
                              fmt::join(tensor.shape, ", "), numel));
-  stack_.push(Kind::tensor).tensor = std::move(tensor);
+  stack_.push_tensor(std::move(tensor));
 }
 
 // ("storage", class, key, device, elements, ...)
 void PickleCalls::push_storage(const PickleValue& id) {
-  const auto& items = id.items;
-  const bool valid = id.is(Kind::tuple) && items.size() >= 5 && items[0]->text == "storage" &&
+  const PickleStack::Items items = id.items();
+  const bool valid = id.is(Kind::tuple) && items.size() >= 5 && items[0]->text() == "storage" &&
                      items[1]->is(Kind::global) && items[2]->is(Kind::text) && items[4]->is(Kind::integer) &&
-                     items[4]->integer >= 0;
+                     items[4]->integer() >= 0;
   if (!valid) stream_.fail("a storage is not described as torch does");
-  const std::optional<Dtype> dtype = storage_dtype(items[1]->text);
+  const std::string_view key = items[2]->text();
+  if (key.size() > most_key_bytes) stream_.fail("the key of a storage is too long");
+  const std::optional<Dtype> dtype = storage_dtype(items[1]->text());
   if (!dtype)
-    stream_.fail(fmt::format("storages of class '{}' are not supported", printable(items[1]->text)));
+    stream_.fail(fmt::format("storages of class '{}' are not supported", printable(items[1]->text())));
   if (items.size() > 5 && !items[5]->is(Kind::none)) stream_.fail("views of storages are not supported");
-  const auto [found, added] = storage_of_key_.emplace(items[2]->text, stack_.pickle().storages.size());
-  const PickledStorage storage{*dtype, items[2]->text, items[4]->integer};
+  std::vector<PickledStorage>& storages = stack_.pickle().storages;
+  const auto [found, added] = storage_of_key_.emplace(key, storages.size());
   if (added) {
-    stack_.pickle().storages.push_back(storage);
-  } else if (stack_.pickle().storages[found->second].dtype != storage.dtype ||
-             stack_.pickle().storages[found->second].numel != storage.numel) {
-    stream_.fail(fmt::format("storage '{}' is described in two ways", printable(storage.key)));
+    stack_.charge(2 * (sizeof(PickledStorage) + key.size()));
+    storages.push_back({*dtype, std::string(key), items[4]->integer()});
+  } else if (storages[found->second].dtype != *dtype ||
+             storages[found->second].numel != items[4]->integer()) {
+    stream_.fail(fmt::format("storage '{}' is described in two ways", printable(key)));
   }
-  stack_.push(Kind::storage).integer = static_cast<int64_t>(found->second);
+  stack_.push_storage(found->second);
 }
 
 // OrderedDict(pairs)
-void PickleCalls::push_dict(const std::vector<PickleValue*>& arguments) {
-  PickleValue& dict = stack_.push(Kind::dict);
-  if (arguments.empty()) return;
-  const PickleValue& pairs = *arguments[0];
-  stack_.charge(pairs.items.size() * 2);
-  for (const PickleValue* pair : pairs.items) {
-    if (pairs.is(Kind::dict) || pair->items.size() != 2) stream_.fail("an OrderedDict is not made of pairs");
-    dict.items.insert(dict.items.end(), pair->items.begin(), pair->items.end());
+void PickleCalls::push_dict(PickleStack::Items arguments) {
+  std::vector<PickleValue*> items;
+  if (!arguments.empty()) {
+    const PickleValue& pairs = *arguments[0];
+    stack_.charge(2 * sizeof(PickleValue*) * pairs.items().size());
+    for (const PickleValue* pair : pairs.items()) {
+      if (pairs.is(Kind::dict) || pair->items().size() != 2)
+        stream_.fail("an OrderedDict is not made of pairs");
+      items.insert(items.end(), pair->items().begin(), pair->items().end());
+    }
   }
+  stack_.push_items(Kind::dict, items);
 }
 
-void PickleCalls::push_call(const PickleValue& callee, PickleValue& arguments) {
+void PickleCalls::push_call(PickleValue& callee, PickleValue& arguments) {
   if (!callee.is(Kind::global) || !arguments.is(Kind::tuple))
     stream_.fail("the pickle calls what is not a function");
-  const std::vector<PickleValue*>& items = arguments.items;
-  switch (pickle_global(callee.text)) {
+  const PickleStack::Items items = arguments.items();
+  const std::string_view name = callee.text();
+  switch (const PickleGlobal global = pickle_global(name)) {
     case PickleGlobal::dict:
       return push_dict(items);
     case PickleGlobal::tuple:
-    case PickleGlobal::set: {
-      const bool is_tuple = pickle_global(callee.text) == PickleGlobal::tuple;
-      PickleValue& copy = stack_.push(is_tuple ? Kind::tuple : Kind::list);
-      if (items.empty()) return;
-      stack_.charge(items[0]->items.size());
-      copy.items = items[0]->items;
-      return;
-    }
+    case PickleGlobal::set:
+      return stack_.push_items(global == PickleGlobal::tuple ? Kind::tuple : Kind::list,
+                               items.empty() ? PickleStack::Items() : items[0]->items());
     case PickleGlobal::bytes:
       if (items.empty() || !items[0]->is(Kind::text)) stream_.fail("_codecs.encode has no text");
-      stack_.charge(items[0]->text.size() / sizeof(PickleValue));
-      return stack_.push_text(Kind::bytes, items[0]->text);
+      return stack_.push_text(Kind::bytes, items[0]->text());
     case PickleGlobal::tensor:
       return push_tensor(items);
     case PickleGlobal::parameter:
       if (items.empty() || !items[0]->is(Kind::tensor)) stream_.fail("a parameter holds no tensor");
-      stack_.push_again(items[0]);
-      return;
+      return stack_.push_again(items[0]);
     case PickleGlobal::member:
       if (items.size() != 2 || !items[0]->is(Kind::global) || !items[1]->is(Kind::text) ||
-          pickle_global(items[0]->text) != PickleGlobal::opaque)
-        refuse_global(callee.text);
-      [[fallthrough]];
-    case PickleGlobal::opaque: {
-      PickleValue& object = stack_.push(Kind::object);
-      object.text = callee.text;
-      object.items = {&arguments};
-      return;
-    }
+          pickle_global(items[0]->text()) != PickleGlobal::opaque)
+        refuse_global(name);
+      return stack_.push_object(callee, arguments);
+    case PickleGlobal::opaque:
+      return stack_.push_object(callee, arguments);
     default:
-      stream_.fail(fmt::format("the pickle calls '{}'", printable(callee.text)));
+      stream_.fail(fmt::format("the pickle calls '{}'", printable(name)));
   }
 }
 
@@ -142,12 +146,9 @@ void PickleCalls::build() {
   PickleValue* const state = stack_.pop();
   PickleValue& target = stack_.top();
   if (target.is(Kind::object)) {
-    target.items.push_back(state);
+    stack_.append(target, {&state, 1});
   } else if (target.is(Kind::dict)) {
-    if (!state->is(Kind::dict)) return;
-    stack_.charge(state->items.size());
-    const std::vector<PickleValue*> items = state->items;
-    target.items.insert(target.items.end(), items.begin(), items.end());
+    if (state->is(Kind::dict)) stack_.append(target, state->items());
   } else if (!target.is(Kind::tensor)) {
     stream_.fail("the pickle sets the state of what has none");
   }
@@ -156,20 +157,22 @@ void PickleCalls::build() {
 bool PickleCalls::run(unsigned char operation) {
   switch (operation) {
     case 'c': {
-      const std::string module(stream_.line());
-      push_global(module + "." + std::string(stream_.line()));
+      const std::string_view module = stream_.line();
+      push_global(fmt::format("{}.{}", module, stream_.line()));
       return true;
     }
     case 0x93: {
       const PickleValue* const name = stack_.pop();
       const PickleValue* const module = stack_.pop();
       if (!name->is(Kind::text) || !module->is(Kind::text)) stream_.fail("the name of a class is not a text");
-      push_global(module->text + "." + name->text);
+      if (name->text().size() + module->text().size() > most_name_bytes)
+        stream_.fail("the name of a class is too long");
+      push_global(fmt::format("{}.{}", module->text(), name->text()));
       return true;
     }
     case 0x92: {
       const PickleValue* const named = stack_.pop();
-      if (!named->items.empty()) stream_.fail("the pickle makes an object with named arguments");
+      if (!named->items().empty()) stream_.fail("the pickle makes an object with named arguments");
       [[fallthrough]];
     }
     case 'R':

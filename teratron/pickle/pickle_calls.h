@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -20,11 +21,11 @@ class PickleCalls {
  private:
   using Kind = PickleValue::Kind;
 
-  [[noreturn]] void refuse_global(const std::string& name) const;
-  void push_global(std::string name);
-  void push_call(const PickleValue& callee, PickleValue& arguments);
-  void push_dict(const std::vector<PickleValue*>& arguments);
-  void push_tensor(const std::vector<PickleValue*>& arguments);
+  [[noreturn]] void refuse_global(std::string_view name) const;
+  void push_global(const std::string& name);
+  void push_call(PickleValue& callee, PickleValue& arguments);
+  void push_dict(PickleStack::Items arguments);
+  void push_tensor(PickleStack::Items arguments);
   void push_storage(const PickleValue& id);
   void build();
   std::vector<int64_t> sizes(const PickleValue& value) const;

@@ -2,7 +2,9 @@
 // so far. Every failure is a UserError(checkpoint) that names the byte.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -45,6 +47,7 @@ class PickleStream {
     return take(length + 1).substr(0, length);
   }
   size_t at() const { return at_; }
+  size_t size() const { return stream_.size(); }
   const std::string& where() const { return where_; }
 
  private:
@@ -57,66 +60,77 @@ class PickleStream {
 class PickleStack {
  public:
   using Kind = PickleValue::Kind;
+  using Items = std::span<PickleValue* const>;
 
-  PickleStack(const PickleStream& stream, const PickleLimits& limits) : stream_(stream), limits_(limits) {}
+  PickleStack(const PickleStream& stream, const PickleLimits& limits)
+      : stream_(stream), limit_(limits.bytes + stream.size()) {}
 
-  /// Counts values, and copies of items or text, which a stream can ask for many times over.
-  void charge(size_t units) {
-    if (units > limits_.values - used_)
-      stream_.fail(fmt::format("the pickle holds more than {} values", limits_.values));
-    used_ += units;
+  /// Counts memory before it is allocated.
+  void charge(size_t bytes) {
+    if (bytes > limit_ - used_)
+      stream_.fail(fmt::format("the values of the pickle take more than {} MiB", limit_ >> 20));
+    used_ += bytes;
   }
-  /// A new value.
-  PickleValue& push(Kind kind) {
-    charge(1);
-    PickleValue& value = pickle_.values.emplace_back();
-    value.kind = kind;
-    stack_.push_back(&value);
-    return value;
-  }
-  void push_integer(int64_t integer) { push(Kind::integer).integer = integer; }
-  void push_text(Kind kind, std::string_view text) { push(kind).text = text; }
-  void push_again(PickleValue* value) { stack_.push_back(value); }
-  PickleValue* pop() {
-    if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) stream_.fail("the pickle's stack is empty");
-    PickleValue* const value = stack_.back();
-    stack_.pop_back();
-    return value;
-  }
+
+  void push_none() { push_shared(none_, Kind::none, 0); }
+  void push_boolean(bool value) { push_shared(booleans_[value ? 1 : 0], Kind::boolean, value ? 1 : 0); }
+  void push_integer(int64_t integer);
+  void push_real(double real) { make(Kind::real).real_ = real; }
+  /// The text lies in the stream.
+  void push_text(Kind kind, std::string_view text);
+  /// A list, tuple or dict. `items` may lie on the stack below.
+  void push_items(Kind kind, Items items);
+  /// "module.name"; equal ones are one value.
+  void push_global(const std::string& name);
+  void push_object(PickleValue& named, PickleValue& arguments);
+  void push_storage(size_t index) { make(Kind::storage).integer_ = static_cast<int64_t>(index); }
+  void push_tensor(PickledTensor tensor);
+  void push_again(PickleValue* value);
+
+  /// Adds to a list or dict, or an object's state to it.
+  void append(PickleValue& target, Items items);
+
   PickleValue& top() {
-    PickleValue* const value = pop();
-    stack_.push_back(value);
-    return *value;
+    if (height_ <= (marks_.empty() ? 0 : marks_.back())) stream_.fail("the pickle's stack is empty");
+    return *stack_[height_ - 1];
+  }
+  PickleValue* pop() {
+    PickleValue* const value = &top();
+    --height_;
+    return value;
   }
 
-  void mark() { marks_.push_back(stack_.size()); }
-  std::vector<PickleValue*> pop_to_mark() {
-    if (marks_.empty()) stream_.fail("the pickle lacks a mark");
-    const auto begin = stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back());
-    std::vector<PickleValue*> items(begin, stack_.end());
-    stack_.erase(begin, stack_.end());
-    marks_.pop_back();
-    return items;
-  }
+  void mark();
+  /// What is above the last mark, which goes away; valid until something is pushed.
+  Items pop_to_mark();
 
-  void get(uint64_t index) {
-    const auto found = memo_.find(index);
-    if (found == memo_.end()) stream_.fail(fmt::format("the pickle's memo has no entry {}", index));
-    stack_.push_back(found->second);
-  }
-  void put(uint64_t index) { memo_[index] = &top(); }
-  void put_next() { put(memo_.size()); }
+  void get(uint64_t index);
+  void put(uint64_t index);
+  void put_next() { put(memo_.size() + far_memo_.size()); }
 
   Pickle& pickle() { return pickle_; }
 
  private:
+  PickleValue& make(Kind kind);
+  void push_shared(PickleValue*& shared, Kind kind, int64_t integer);
+  PickleValue** allocate(size_t count);
+
   const PickleStream& stream_;
-  PickleLimits limits_;
+  size_t limit_;
   size_t used_ = 0;
   Pickle pickle_;
-  std::vector<PickleValue*> stack_;
+  std::vector<PickleValue*> stack_;  // what lies above `height_` was popped
+  size_t height_ = 0;
   std::vector<size_t> marks_;
-  std::unordered_map<uint64_t, PickleValue*> memo_;
+  size_t most_marks_ = 0;
+  std::vector<PickleValue*> memo_;  // of the first numbers, without gaps
+  std::unordered_map<uint64_t, PickleValue*> far_memo_;
+  std::unordered_map<std::string_view, PickleValue*> globals_;
+  PickleValue* none_ = nullptr;
+  std::array<PickleValue*, 2> booleans_ = {};
+  std::array<PickleValue*, 256> integers_ = {};
+  PickleValue** free_ = nullptr;  // of the last array
+  size_t free_count_ = 0;
 };
 
 }  // namespace teratron

@@ -15,7 +15,7 @@ namespace {
 
 using Kind = PickleValue::Kind;
 
-constexpr int64_t most_pickle_bytes = int64_t{1} << 28;
+constexpr int64_t most_pickle_bytes = int64_t{24} << 20;
 constexpr std::string_view stream_magic("\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 10);
 
 // Elements in row-major order without gaps.
@@ -77,25 +77,33 @@ void TorchFile::open_zip() {
     if (name.ends_with("/data.pkl")) prefix = name.substr(0, name.size() - std::strlen("data.pkl"));
   }
   if (prefix.empty()) fail("the zip file holds no data.pkl");
+  // torch.save packs none; unpacking would let a small file fill the memory.
+  const auto open = [&](const std::string& name) {
+    const auto entry = zip.entries().find(name);
+    if (entry != zip.entries().end() && entry->second.method != 0)
+      fail(fmt::format("'{}' is compressed", printable(name)));
+    return zip.open(name);
+  };
   if (zip.entries().contains(prefix + "byteorder")) {
-    const ByteSourcePtr order = zip.open(prefix + "byteorder");
-    if (read_bytes(*order, std::min<int64_t>(order->size(), 16), 0) != "little")
+    const ByteSourcePtr order = open(prefix + "byteorder");
+    if (order->size() > 16 || read_bytes(*order, order->size(), 0) != "little")
       fail("the tensors are not in little-endian byte order");
   }
-  const ByteSourcePtr data = zip.open(prefix + "data.pkl");
-  if (data->size() > most_pickle_bytes) fail("data.pkl is larger than 256 MiB");
-  pickle_ = parse_pickle(read_bytes(*data, data->size(), 0), where_);
+  const ByteSourcePtr data = open(prefix + "data.pkl");
+  if (data->size() > most_pickle_bytes)
+    fail(fmt::format("data.pkl is larger than {} MiB", most_pickle_bytes >> 20));
+  parse(read_bytes(*data, data->size(), 0));
   for (const PickledStorage& storage : pickle_.storages) {
-    const std::string name = prefix + "data/" + storage.key;
-    const auto entry = zip.entries().find(name);
-    // torch.save packs none; unpacking would let a small file fill the memory.
-    if (entry != zip.entries().end() && entry->second.method != 0)
-      fail(fmt::format("storage '{}' is compressed", printable(storage.key)));
-    storages_.push_back(zip.open(name));
+    storages_.push_back(open(prefix + "data/" + storage.key));
     if (storage.numel > storages_.back()->size() / size_of(storage.dtype))
       fail(
           fmt::format("storage '{}' is shorter than its {} elements", printable(storage.key), storage.numel));
   }
+}
+
+void TorchFile::parse(std::string text) {
+  text_ = std::make_unique<const std::string>(std::move(text));
+  pickle_ = parse_pickle(*text_, where_);
 }
 
 // Pickles: a magic number, the version, the system, the object, the keys of the storages in their order.
@@ -110,24 +118,26 @@ void TorchFile::open_stream() {
   if (head.find(stream_magic) != 4 && head.find(stream_magic) != 2)
     fail("this is not a file of torch.save (neither its zip format nor its stream format)");
   next();
-  if (const Pickle version = next(); version.root->integer != 1001)
-    fail(fmt::format("version {} of torch's stream format is not supported", version.root->integer));
+  if (const Pickle version = next(); version.root->integer() != 1001)
+    fail(fmt::format("version {} of torch's stream format is not supported", version.root->integer()));
   const Pickle system = next();
   const PickleValue* const little = system.root->find("little_endian");
-  if (little == nullptr || little->integer != 1) fail("the tensors are not in little-endian byte order");
-  pickle_ = next();
+  if (little == nullptr || little->integer() != 1) fail("the tensors are not in little-endian byte order");
+  const size_t begin = at;
+  next();
+  parse(head.substr(begin, at - begin));
   const Pickle keys = next();
   place_stream_storages(*keys.root, static_cast<int64_t>(at));
 }
 
 void TorchFile::place_stream_storages(const PickleValue& keys, int64_t at) {
-  std::map<std::string, size_t> index_of;
+  std::map<std::string, size_t, std::less<>> index_of;
   for (size_t i = 0; i < pickle_.storages.size(); ++i) index_of[pickle_.storages[i].key] = i;
   storages_.resize(pickle_.storages.size());
-  for (const PickleValue* key : keys.items) {
-    const auto found = index_of.find(key->text);
+  for (const PickleValue* key : keys.items()) {
+    const auto found = index_of.find(key->text());
     if (found == index_of.end() || storages_[found->second] != nullptr)
-      fail(fmt::format("the file's storage '{}' belongs to no tensor", printable(key->text)));
+      fail(fmt::format("the file's storage '{}' belongs to no tensor", printable(key->text())));
     const PickledStorage& storage = pickle_.storages[found->second];
     int64_t count = 0;
     source_->read(&count, sizeof(count), at);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,7 +21,8 @@ class TorchFile {
 
   const PickleValue& root() const { return *pickle_.root; }
   Dtype dtype_of(const PickledTensor& tensor) const { return pickle_.storages[tensor.storage].dtype; }
-  /// Row-major, whatever its strides. Thread-safe.
+  /// Row-major, whatever its strides. Thread-safe. UserError(checkpoint) if the checksum of the storage's
+  /// entry in the zip file is wrong, which the first read of it finds.
   std::vector<char> read(const PickledTensor& tensor) const;
   /// Elements [begin, end) of that.
   void read(const PickledTensor& tensor, int64_t begin, int64_t end, char* out) const;
@@ -28,11 +30,13 @@ class TorchFile {
  private:
   void open_zip();
   void open_stream();
+  void parse(std::string text);
   void place_stream_storages(const PickleValue& keys, int64_t at);
   [[noreturn]] void fail(const std::string& what) const;
 
   ByteSourcePtr source_;
   std::string where_;
+  std::unique_ptr<const std::string> text_;  // of the pickle
   Pickle pickle_;
   std::vector<ByteSourcePtr> storages_;  // of Pickle::storages
 };

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include <gtest/gtest.h>
+#include <zlib.h>
 
 #include "teratron/base/error.h"
 #include "teratron/pickle/zip_archive.h"
@@ -16,13 +17,16 @@ std::string little(uint64_t value, int bytes) {
   return text;
 }
 
-// A zip file of stored entries.
-std::string zip_of(const std::vector<std::pair<std::string, std::string>>& entries) {
+// A zip file of stored entries, with their checksums or 0.
+std::string zip_of(const std::vector<std::pair<std::string, std::string>>& entries,
+                   bool has_checksums = false) {
   std::string file, directory;
   for (const auto& [name, data] : entries) {
     const std::string sizes = little(data.size(), 4) + little(data.size(), 4) + little(name.size(), 2);
+    const uint64_t crc =
+        has_checksums ? crc32_z(0, reinterpret_cast<const Bytef*>(data.data()), data.size()) : 0;
     const std::string common =
-        little(0, 2) + little(0, 2) + little(0, 4) + little(0, 4) + sizes + little(0, 2);
+        little(0, 2) + little(0, 2) + little(0, 4) + little(crc, 4) + sizes + little(0, 2);
     directory += "PK\1\2" + little(20, 2) + little(20, 2) + common + little(0, 2) + little(0, 2) +
                  little(0, 2) + little(0, 4) + little(file.size(), 4) + name;
     file += "PK\3\4" + little(20, 2) + common + name + data;
@@ -49,7 +53,7 @@ std::string six_floats() {
 
 std::vector<float> floats_of(const std::string& file) {
   const TorchFile torch(bytes_in_memory(file), "x.pt");
-  const std::vector<char> bytes = torch.read(torch.root().tensor);
+  const std::vector<char> bytes = torch.read(torch.root().tensor());
   std::vector<float> values(bytes.size() / 4);
   std::memcpy(values.data(), bytes.data(), bytes.size());
   return values;
@@ -101,6 +105,25 @@ TEST(TorchFileTest, RefusesShortAndMissingStorages) {
   EXPECT_NE(read_error(zip_of({{"a/b", pickle}})).find("no data.pkl"), std::string::npos);
   EXPECT_NE(read_error(zip_of({{"a/data.pkl", pickle}, {"a/byteorder", "big"}})).find("little-endian"),
             std::string::npos);
+  EXPECT_NE(read_error(zip_of({{"a/data.pkl", pickle}, {"a/byteorder", std::string(1000, 'l')}}))
+                .find("little-endian"),
+            std::string::npos);
+}
+
+// torch.save computes checksums, or writes 0 for all of them.
+TEST(TorchFileTest, FindsAFlippedBit) {
+  const std::string pickle = pickle_of("I0\n", "K\x06", "K\x01");
+  const auto file = [&](bool has_checksums) {
+    return zip_of({{"a/data.pkl", pickle}, {"a/byteorder", "little"}, {"a/data/0", six_floats()}},
+                  has_checksums);
+  };
+  EXPECT_EQ(read_error(file(true)), "");
+  std::string damaged = file(true), unchecked = file(false);
+  damaged[damaged.find(six_floats()) + 5] ^= 4;
+  EXPECT_NE(read_error(damaged).find("'a/data/0' is damaged"), std::string::npos);
+  EXPECT_NE(read_error(damaged).find("x.pt"), std::string::npos);
+  unchecked[unchecked.find(six_floats()) + 5] ^= 4;
+  EXPECT_EQ(read_error(unchecked), "");
 }
 
 TEST(TorchFileTest, RefusesOtherFiles) {

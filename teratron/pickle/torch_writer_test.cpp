@@ -46,15 +46,16 @@ TEST_F(TorchWriterTest, ScalarsAreReadAsWritten) {
   writer.text("dtype"), writer.global("torch", "bfloat16");
   writer.end(PickledDict::name_space);
   writer.end(PickledDict::plain);
-  const Pickle pickle = parse_pickle(writer.finish(), "x");
+  const std::string stream = writer.finish();
+  const Pickle pickle = parse_pickle(stream, "x");
   const PickleValue& root = *pickle.root;
-  for (const int64_t value : integers) EXPECT_EQ(root.find(std::to_string(value))->integer, value);
-  for (const double value : reals) EXPECT_EQ(root.find("r" + std::to_string(value))->real, value);
+  for (const int64_t value : integers) EXPECT_EQ(root.find(std::to_string(value))->integer(), value);
+  for (const double value : reals) EXPECT_EQ(root.find("r" + std::to_string(value))->real(), value);
   EXPECT_TRUE(root.find("none")->is(Kind::none));
-  EXPECT_EQ(root.find("true")->integer, 1);
-  EXPECT_TRUE(root.find("empty")->items.empty());
-  EXPECT_EQ(root.find("list")->items.at(1)->integer, 4);
-  EXPECT_EQ(root.find("args")->find("dtype")->text, "torch.bfloat16");
+  EXPECT_EQ(root.find("true")->integer(), 1);
+  EXPECT_TRUE(root.find("empty")->items().empty());
+  EXPECT_EQ(root.find("list")->items()[1]->integer(), 4);
+  EXPECT_EQ(root.find("args")->find("dtype")->text(), "torch.bfloat16");
 }
 
 TEST_F(TorchWriterTest, TensorsAreReadAsWrittenAndAligned) {
@@ -71,10 +72,10 @@ TEST_F(TorchWriterTest, TensorsAreReadAsWrittenAndAligned) {
   const TorchFile file(folder_ / "x.pt");
   int64_t i = 0;
   for (const char* name : {"a", "b", "c"}) {
-    const std::vector<char> bytes = file.read(file.root().find(name)->tensor);
+    const std::vector<char> bytes = file.read(file.root().find(name)->tensor());
     EXPECT_EQ(std::string(bytes.begin(), bytes.end()), contents[i++]);
   }
-  EXPECT_EQ(file.root().find("a")->tensor.strides, (std::vector<int64_t>{3, 1}));
+  EXPECT_EQ(file.root().find("a")->tensor().strides, (std::vector<int64_t>{3, 1}));
   const std::string text = read_text(folder_ / "x.pt", {});
   for (const std::string& data : {contents[0], contents[1]}) EXPECT_EQ(text.find(data) % 64, 0U);
 }

@@ -1,9 +1,9 @@
 #include "teratron/pickle/unpickler.h"
 
-#include <algorithm>
+#include <array>
 #include <bit>
 #include <charconv>
-#include <unordered_map>
+#include <set>
 
 #include "teratron/base/error.h"
 #include "teratron/pickle/pickle_calls.h"
@@ -13,34 +13,50 @@ namespace teratron {
 
 namespace {
 
-// Refuses cycles and deep nesting, so that those who walk the values need not.
-void check_nesting(const PickleValue* root, const PickleStream& stream, size_t depth) {
+// Steps of a walk of all values, shared ones each time, and bytes of text that cost as much as a value.
+constexpr size_t least_steps = size_t{1} << 16, steps_per_byte = 16, text_per_step = 32;
+
+// A walk of the values as their readers do it, so that these need to be afraid of neither cycles nor depth,
+// nor of values that are shared so often that a small pickle takes forever.
+class Walk {
+ public:
+  Walk(const PickleStream& stream, size_t depth)
+      : stream_(stream), depth_(depth), left_(least_steps + steps_per_byte * stream.at()) {}
+
+  void check(const PickleValue* root) {
+    enter(root);
+    while (!path_.empty()) {
+      Visit& visit = path_.back();
+      const auto items = visit.value->items();
+      visit.next < items.size() ? enter(items[visit.next++]) : path_.pop_back();
+    }
+  }
+
+ private:
   struct Visit {
     const PickleValue* value;
-    size_t next;
+    size_t next = 0;
   };
-  std::unordered_map<const PickleValue*, size_t> heights;  // of what is done; 0: on the path
-  std::vector<Visit> path = {{root, 0}};
-  heights[root] = 0;
-  while (!path.empty()) {
-    Visit& visit = path.back();
-    if (visit.next < visit.value->items.size()) {
-      const PickleValue* const item = visit.value->items[visit.next++];
-      if (item->items.empty()) continue;
-      const auto [found, added] = heights.emplace(item, 0);
-      if (!added && found->second == 0) stream.fail("the pickle holds a list or dict that contains itself");
-      if (added) path.push_back({item, 0});
-      if (path.size() > depth) stream.fail(fmt::format("the pickle is nested deeper than {}", depth));
-      continue;
+
+  void enter(const PickleValue* value) {
+    const size_t steps = 1 + value->text().size() / text_per_step;
+    if (steps > left_) stream_.fail("the pickle holds more than it says: its values are shared too often");
+    left_ -= steps;
+    if (value->items().empty()) return;
+    path_.push_back({value});
+    if (path_.size() <= depth_) return;
+    std::set<const PickleValue*> seen;
+    for (const Visit& visit : path_) {
+      if (!seen.insert(visit.value).second)
+        stream_.fail("the pickle holds a list or dict that contains itself");
     }
-    size_t height = 1;
-    for (const PickleValue* item : visit.value->items)
-      height = std::max(height, item->items.empty() ? 2 : heights.at(item) + 1);
-    if (height > depth) stream.fail(fmt::format("the pickle is nested deeper than {}", depth));
-    heights[visit.value] = height;
-    path.pop_back();
+    stream_.fail(fmt::format("the pickle is nested deeper than {}", depth_));
   }
-}
+
+  const PickleStream& stream_;
+  size_t depth_, left_;
+  std::vector<Visit> path_;
+};
 
 /// One run over a stream.
 class PickleMachine {
@@ -67,7 +83,7 @@ class PickleMachine {
   void push_long(std::string_view text);
   void push_decimal(std::string_view text);
   void push_tuple(size_t count);
-  void extend(std::vector<PickleValue*> items, bool pairs);
+  void extend(PickleStack::Items items, bool pairs);
 
   PickleStream stream_;
   PickleStack stack_;
@@ -88,7 +104,7 @@ void PickleMachine::push_long(std::string_view text) {
 
 void PickleMachine::push_decimal(std::string_view text) {
   if (text == "00" || text == "01") {
-    stack_.push(Kind::boolean).integer = text == "01";
+    stack_.push_boolean(text == "01");
     return;
   }
   if (text.ends_with('L')) text.remove_suffix(1);
@@ -102,13 +118,13 @@ void PickleMachine::push_decimal(std::string_view text) {
 bool PickleMachine::push_scalar(unsigned char operation) {
   switch (operation) {
     case 'N':
-      stack_.push(Kind::none);
+      stack_.push_none();
       return true;
     case 0x88:
-      stack_.push(Kind::boolean).integer = 1;
+      stack_.push_boolean(true);
       return true;
     case 0x89:
-      stack_.push(Kind::boolean);
+      stack_.push_boolean(false);
       return true;
     case 'J':
       stack_.push_integer(static_cast<int32_t>(stream_.number(4)));
@@ -132,7 +148,7 @@ bool PickleMachine::push_scalar(unsigned char operation) {
     case 'G': {
       uint64_t bits = 0;  // big-endian
       for (const char byte : stream_.take(8)) bits = bits << 8 | static_cast<unsigned char>(byte);
-      stack_.push(Kind::real).real = std::bit_cast<double>(bits);
+      stack_.push_real(std::bit_cast<double>(bits));
       return true;
     }
     default:
@@ -173,31 +189,31 @@ bool PickleMachine::push_string(unsigned char operation) {
 }
 
 void PickleMachine::push_tuple(size_t count) {
-  std::vector<PickleValue*> items(count);
+  std::array<PickleValue*, 3> items = {};
   for (size_t i = count; i > 0; --i) items[i - 1] = stack_.pop();
-  stack_.push(Kind::tuple).items = std::move(items);
+  stack_.push_items(Kind::tuple, std::span(items).first(count));
 }
 
 // Adds to the list or dict at the top of the stack.
-void PickleMachine::extend(std::vector<PickleValue*> items, bool pairs) {
+void PickleMachine::extend(PickleStack::Items items, bool pairs) {
   PickleValue& target = stack_.top();
   if (!target.is(pairs ? Kind::dict : Kind::list))
     stream_.fail("the pickle adds items to what does not hold any");
   if (pairs && items.size() % 2 != 0) stream_.fail("the pickle adds a key without a value");
-  target.items.insert(target.items.end(), items.begin(), items.end());
+  stack_.append(target, items);
 }
 
 bool PickleMachine::build_container(unsigned char operation) {
   switch (operation) {
     case ']':
     case 0x8f:
-      stack_.push(Kind::list);
+      stack_.push_items(Kind::list, {});
       return true;
     case '}':
-      stack_.push(Kind::dict);
+      stack_.push_items(Kind::dict, {});
       return true;
     case ')':
-      stack_.push(Kind::tuple);
+      stack_.push_items(Kind::tuple, {});
       return true;
     case 0x85:
       push_tuple(1);
@@ -215,23 +231,20 @@ bool PickleMachine::build_container(unsigned char operation) {
     case 'l':
     case 'd':
     case 0x91: {
-      std::vector<PickleValue*> items = stack_.pop_to_mark();
+      const PickleStack::Items items = stack_.pop_to_mark();
       if (operation == 'd' && items.size() % 2 != 0) stream_.fail("the pickle adds a key without a value");
-      stack_.push(operation == 't'   ? Kind::tuple
-                  : operation == 'd' ? Kind::dict
-                                     : Kind::list)
-          .items = std::move(items);
+      stack_.push_items(operation == 't' ? Kind::tuple : operation == 'd' ? Kind::dict : Kind::list, items);
       return true;
     }
     case 'a': {
       PickleValue* const item = stack_.pop();
-      extend({item}, false);
+      extend({&item, 1}, false);
       return true;
     }
     case 's': {
       PickleValue* const value = stack_.pop();
-      PickleValue* const key = stack_.pop();
-      extend({key, value}, true);
+      PickleValue* const pair[] = {stack_.pop(), value};
+      extend(pair, true);
       return true;
     }
     case 'e':
@@ -280,7 +293,7 @@ bool PickleMachine::use_memo(unsigned char operation) {
 bool PickleMachine::step(unsigned char operation) {
   if (operation == '.') {
     stack_.pickle().root = stack_.pop();
-    check_nesting(stack_.pickle().root, stream_, depth_);
+    Walk(stream_, depth_).check(stack_.pickle().root);
     return true;
   }
   if (operation == 0x80) {  // protocol

@@ -3,8 +3,8 @@
 // become descriptions, argparse.Namespace a dict, enums and classes of Megatron-LM their names. All others
 // are refused by name.
 //
-// Time and memory are linear in the size of the stream: values, copied bytes and nesting are limited, and
-// cycles are refused.
+// Time is linear in the size of the stream, memory at most as large and 40 MiB more. Cycles are refused, and
+// values that are shared so often that a walk of all would see many times more of them than there are.
 #pragma once
 
 #include <string>
@@ -15,12 +15,12 @@
 namespace teratron {
 
 struct PickleLimits {
-  size_t values = size_t{1} << 22;
+  size_t bytes = size_t{40} << 20;  // of the values, beyond as many as the stream has
   size_t depth = 200;
 };
 
-/// The pickle at the beginning of `stream`; UserError(checkpoint) if it is invalid, or holds what is not
-/// allowed. `where` names the file in errors.
+/// The pickle at the beginning of `stream`, which must outlive it; UserError(checkpoint) if it is invalid, or
+/// holds what is not allowed. `where` names the file in errors.
 Pickle parse_pickle(std::string_view stream, const std::string& where, const PickleLimits& limits = {});
 
 }  // namespace teratron

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include <zlib.h>
 
@@ -19,6 +21,10 @@ uint64_t number_at(std::string_view text, size_t offset, size_t bytes) {
     value |= uint64_t{static_cast<unsigned char>(text[offset + i])} << (8 * i);
   return value;
 }
+
+constexpr uint64_t most_zip_entries = uint64_t{1} << 18;
+// All that is unpacked. Weights are hardly packed to less than a tenth.
+constexpr uint64_t least_unpacked_bytes = uint64_t{32} << 20, most_unpacking = 16;
 
 constexpr std::string_view local_header = "PK\3\4", central_header = "PK\1\2", end_header = "PK\5\6",
                            end64_header = "PK\6\6", locator64 = "PK\6\7";
@@ -40,6 +46,48 @@ void read_zip64(std::string_view extra, uint64_t& bytes, uint64_t& stored, uint6
   }
 }
 
+UserError damaged_zip(const std::string& what, const std::string& where) {
+  return checkpoint_error(
+      {.what = what,
+       .where = where,
+       .fix = "The file is damaged or cut off: copy it again, or use another checkpoint"});
+}
+
+UserError damaged_entry(const std::string& name, const std::string& where) {
+  return damaged_zip(fmt::format("the zip file's entry '{}' is damaged", printable(name)), where);
+}
+
+// A stored entry.
+class CheckedBytes final : public ByteSource {
+ public:
+  CheckedBytes(ByteSourcePtr bytes, uint32_t crc, std::string name, std::string where)
+      : bytes_(std::move(bytes)), crc_(crc), name_(std::move(name)), where_(std::move(where)) {}
+  int64_t size() const override { return bytes_->size(); }
+  void read(void* out, int64_t bytes, int64_t offset) const override {
+    if (crc_ != 0) std::call_once(checked_, [this] { check(); });
+    if (bytes > 0) bytes_->read(out, bytes, offset);
+  }
+
+ private:
+  void check() const {
+    std::vector<Bytef> piece(static_cast<size_t>(std::min(piece_bytes, size())));
+    uLong crc = crc32_z(0, nullptr, 0);
+    for (int64_t at = 0; at < size(); at += piece_bytes) {
+      const int64_t bytes = std::min(piece_bytes, size() - at);
+      bytes_->read(piece.data(), bytes, at);
+      crc = crc32_z(crc, piece.data(), static_cast<size_t>(bytes));
+    }
+    if (crc != crc_) throw damaged_entry(name_, where_);
+  }
+
+  static constexpr int64_t piece_bytes = 4 << 20;
+
+  ByteSourcePtr bytes_;
+  uint32_t crc_;
+  std::string name_, where_;
+  mutable std::once_flag checked_;
+};
+
 }  // namespace
 
 bool ZipArchive::is_zip(const ByteSource& source) {
@@ -47,9 +95,7 @@ bool ZipArchive::is_zip(const ByteSource& source) {
 }
 
 void ZipArchive::fail(const std::string& what) const {
-  throw checkpoint_error({.what = what,
-                          .where = where_,
-                          .fix = "The file is damaged or cut off: copy it again, or use another checkpoint"});
+  throw damaged_zip(what, where_);
 }
 
 ZipArchive::ZipArchive(ByteSourcePtr source, std::string where)
@@ -78,6 +124,8 @@ ZipArchive::ZipArchive(ByteSourcePtr source, std::string where)
 }
 
 void ZipArchive::read_directory(const std::string& directory, uint64_t count) {
+  if (count > most_zip_entries) fail(fmt::format("the zip file has {} entries", count));
+  uint64_t unpacked = least_unpacked_bytes + most_unpacking * static_cast<uint64_t>(source_->size());
   size_t at = 0;
   for (uint64_t i = 0; i < count; ++i) {
     if (directory.compare(at, 4, central_header) != 0 || directory.size() - at < 46)
@@ -92,9 +140,15 @@ void ZipArchive::read_directory(const std::string& directory, uint64_t count) {
     uint64_t header = number_at(directory, at + 42, 4);
     read_zip64(std::string_view(directory).substr(at + 46 + name_bytes, extra_bytes), bytes, stored, header);
     const auto size = static_cast<uint64_t>(source_->size());
-    // Deflate makes at most 1032 bytes of one.
-    if (stored > size || header > size - stored || bytes / 1100 > stored)
+    if (stored > size || header > size - stored)
       fail(fmt::format("the zip file's entry '{}' lies outside of it", printable(name)));
+    if (number_at(directory, at + 10, 2) == 0) {
+      if (bytes != stored) fail(fmt::format("the zip file's entry '{}' is not valid", printable(name)));
+    } else if (bytes > unpacked) {
+      fail(fmt::format("the zip file unpacks to more than {} times its size", most_unpacking));
+    } else {
+      unpacked -= bytes;
+    }
     if ((number_at(directory, at + 8, 2) & 1) != 0) fail("the zip file is encrypted");
     const Entry entry{.method = static_cast<uint16_t>(number_at(directory, at + 10, 2)),
                       .crc = static_cast<uint32_t>(number_at(directory, at + 16, 4)),
@@ -117,8 +171,13 @@ ByteSourcePtr ZipArchive::open(const std::string& name) const {
   if (!header.starts_with(local_header) || entry.stored_bytes > source_->size() - entry.header - skipped)
     fail(fmt::format("the zip file's entry '{}' is not valid", printable(name)));
   ByteSourcePtr stored = bytes_within(source_, entry.header + skipped, entry.stored_bytes);
-  if (entry.method == 0 && entry.bytes == entry.stored_bytes) return stored;
+  if (entry.method == 0 && entry.bytes == entry.stored_bytes)
+    return std::make_shared<CheckedBytes>(std::move(stored), entry.crc, name, where_);
   if (entry.method != Z_DEFLATED) fail(fmt::format("zip's method {} is not supported", entry.method));
+  return bytes_in_memory(unpack(entry, *stored, name));
+}
+
+std::string ZipArchive::unpack(const Entry& entry, const ByteSource& stored, const std::string& name) const {
   z_stream stream = {};
   if (inflateInit2(&stream, -MAX_WBITS) != Z_OK) throw std::bad_alloc();
   const std::unique_ptr<z_stream, int (*)(z_stream*)> closer(&stream, inflateEnd);
@@ -126,7 +185,7 @@ ByteSourcePtr ZipArchive::open(const std::string& name) const {
   size_t written = 0;
   int status = Z_OK;
   for (int64_t at = 0; at < entry.stored_bytes && status == Z_OK;) {
-    std::string input = read_bytes(*stored, std::min<int64_t>(1 << 20, entry.stored_bytes - at), at);
+    std::string input = read_bytes(stored, std::min<int64_t>(1 << 20, entry.stored_bytes - at), at);
     at += static_cast<int64_t>(input.size());
     stream.next_in = reinterpret_cast<Bytef*>(input.data());
     stream.avail_in = static_cast<uInt>(input.size());
@@ -140,25 +199,14 @@ ByteSourcePtr ZipArchive::open(const std::string& name) const {
   }
   const auto crc = crc32_z(0, reinterpret_cast<const Bytef*>(result.data()), result.size());
   if (status != Z_STREAM_END || written != result.size() || crc != entry.crc)
-    fail(fmt::format("the zip file's entry '{}' is damaged", printable(name)));
-  return bytes_in_memory(std::move(result));
-}
-
-void ZipArchive::check_crc(const std::string& name, const ByteSource& contents) const {
-  constexpr int64_t piece = 4 << 20;
-  uLong crc = crc32_z(0, nullptr, 0);
-  for (int64_t at = 0; at < contents.size(); at += piece) {
-    const std::string bytes = read_bytes(contents, std::min(piece, contents.size() - at), at);
-    crc = crc32_z(crc, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size());
-  }
-  if (crc != entries_.at(name).crc)
-    fail(fmt::format("the zip file's entry '{}' is damaged", printable(name)));
+    throw damaged_entry(name, where_);
+  return result;
 }
 
 int64_t ZipArchive::verify() const {
   int64_t total = 0;
   for (const auto& [name, entry] : entries_) {
-    check_crc(name, *open(name));
+    open(name)->read(nullptr, 0, 0);
     total += entry.bytes;
   }
   return total;

@@ -1,4 +1,5 @@
-// Zip files with stored or deflated entries, zip64 included.
+// Zip files with stored or deflated entries, zip64 included. What unpacks to many times the file's size is
+// refused.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +26,15 @@ class ZipArchive {
   };
   /// By name; names that occur twice are refused.
   const std::map<std::string, Entry>& entries() const { return entries_; }
-  /// The contents of an entry: in place if it is stored, else unpacked into memory and checked.
+  /// The contents of an entry: in place if it is stored, else unpacked into memory. Their checksum is
+  /// compared when they are unpacked or first read, unless it is 0, as torch.save has it if it computes none.
   ByteSourcePtr open(const std::string& name) const;
   /// Reads all entries and compares their checksums; returns their bytes.
   int64_t verify() const;
 
  private:
   void read_directory(const std::string& directory, uint64_t count);
-  void check_crc(const std::string& name, const ByteSource& contents) const;
+  std::string unpack(const Entry& entry, const ByteSource& stored, const std::string& name) const;
   [[noreturn]] void fail(const std::string& what) const;
 
   ByteSourcePtr source_;

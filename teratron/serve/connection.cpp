@@ -29,8 +29,8 @@ void address_of(const sockaddr_storage& address, socklen_t size, std::string& ip
 
 }  // namespace
 
-Connection::Connection(int socket, const ConnectionTimes& times, size_t max_bytes)
-    : socket_(socket), times_(times), max_bytes_(max_bytes) {
+Connection::Connection(int socket, const ConnectionTimes& times, size_t max_body_bytes)
+    : socket_(socket), times_(times), max_body_bytes_(max_body_bytes) {
   set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   // A client whose host vanished: found within a minute.
   set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
@@ -59,8 +59,35 @@ bool Connection::wait(short events, Clock::time_point until) const {
 bool Connection::wait_request() {
   const bool begins = begin_ < end_ || wait(POLLIN, Clock::now() + times_.idle);
   deadline_ = Clock::now() + times_.request;
-  left_bytes_ = max_bytes_;
   return begins;
+}
+
+bool Connection::read_head() {
+  HeadReader reader;
+  while (!reader.finished()) {
+    if (begin_ == end_ && !fill_buffer()) return false;
+    begin_ += reader.take({buffer_.data() + begin_, end_ - begin_});
+  }
+  refusal_ = reader.refusal();
+  if (refusal_) return false;
+  head_ = reader.text();
+  head_read_ = 0;
+  body_left_ = reader.body().length;
+  chunks_.reset();
+  if (reader.body().chunked) chunks_.emplace(max_body_bytes_);
+  return true;
+}
+
+bool Connection::finish_request() {
+  size_t most = size_t{1} << 16U;
+  std::array<char, 4096> discarded{};
+  if (body_left_ > most || refusal_) return false;
+  while (most >= discarded.size()) {
+    const ssize_t count = read_body(discarded.data(), discarded.size());
+    if (count <= 0) return count == 0;
+    most -= static_cast<size_t>(count);
+  }
+  return body_left_ == 0 && (!chunks_ || chunks_->finished());
 }
 
 bool Connection::is_open() const {
@@ -74,17 +101,19 @@ void Connection::interrupt() {
 }
 
 void Connection::linger() {
-  constexpr size_t most = size_t{1} << 22;
+  size_t most = size_t{1} << 26U;
   ::shutdown(socket_, SHUT_WR);
   deadline_ = Clock::now() + std::chrono::seconds(2);
-  left_bytes_ = most;
   std::array<char, 16384> discarded{};
-  while (read(discarded.data(), discarded.size()) > 0) {
+  while (most >= discarded.size()) {
+    const ssize_t count = read_bytes(discarded.data(), discarded.size());
+    if (count <= 0) return;
+    most -= static_cast<size_t>(count);
   }
 }
 
 bool Connection::is_readable() const {
-  return begin_ < end_ || wait(POLLIN, deadline_);
+  return head_read_ < head_.size() || begin_ < end_ || wait(POLLIN, deadline_);
 }
 
 bool Connection::is_writable() const {
@@ -92,25 +121,51 @@ bool Connection::is_writable() const {
 }
 
 ssize_t Connection::receive(char* data, size_t size) {
-  if (left_bytes_ == 0 || !wait(POLLIN, deadline_)) return -1;
+  if (!wait(POLLIN, deadline_)) return -1;
   ssize_t count = 0;
-  do count = ::recv(socket_, data, std::min(size, left_bytes_), MSG_DONTWAIT);
+  do count = ::recv(socket_, data, size, MSG_DONTWAIT);
   while (count < 0 && errno == EINTR);
-  if (count > 0) left_bytes_ -= static_cast<size_t>(count);
   return count;
 }
 
-ssize_t Connection::read(char* data, size_t size) {
+bool Connection::fill_buffer() {
+  const ssize_t count = receive(buffer_.data(), buffer_.size());
+  begin_ = 0;
+  end_ = static_cast<size_t>(std::max<ssize_t>(count, 0));
+  return count > 0;
+}
+
+ssize_t Connection::read_bytes(char* data, size_t size) {
   if (begin_ == end_) {
     if (size >= buffer_.size()) return receive(data, size);
-    const ssize_t count = receive(buffer_.data(), buffer_.size());
-    if (count <= 0) return count;
-    begin_ = 0;
-    end_ = static_cast<size_t>(count);
+    if (!fill_buffer()) return -1;
   }
   const size_t count = std::min(size, end_ - begin_);
   std::copy_n(buffer_.data() + begin_, count, data);
   begin_ += count;
+  return static_cast<ssize_t>(count);
+}
+
+// 0: it is complete. A body that is broken off is an error.
+ssize_t Connection::read_body(char* data, size_t size) {
+  if (chunks_) {
+    const ssize_t count =
+        chunks_->read([this](char* to, size_t most) { return read_bytes(to, most); }, data, size);
+    refusal_ = chunks_->refusal();
+    return count;
+  }
+  if (body_left_ == 0) return 0;
+  const ssize_t count = read_bytes(data, std::min<uint64_t>(size, body_left_));
+  if (count <= 0) return -1;
+  body_left_ -= static_cast<uint64_t>(count);
+  return count;
+}
+
+ssize_t Connection::read(char* data, size_t size) {
+  if (head_read_ == head_.size()) return read_body(data, size);
+  const size_t count = std::min(size, head_.size() - head_read_);
+  std::copy_n(head_.data() + head_read_, count, data);
+  head_read_ += count;
   return static_cast<ssize_t>(count);
 }
 

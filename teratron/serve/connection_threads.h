@@ -10,24 +10,26 @@
 #include <thread>
 #include <vector>
 
-#include <httplib.h>
-
 namespace teratron {
 
-class ConnectionThreads final : public httplib::TaskQueue {
+class ConnectionThreads {
  public:
   explicit ConnectionThreads(size_t most) : most_(most) {}
-  /// Blocks while all threads are busy: the connections that follow wait in the kernel.
-  void enqueue(std::function<void()> work) override;
-  /// Waits until all that was accepted is done.
-  void shutdown() override;
+  ~ConnectionThreads() { shutdown(); }
+  ConnectionThreads(const ConnectionThreads&) = delete;
+  ConnectionThreads& operator=(const ConnectionThreads&) = delete;
+
+  /// False: all threads are busy.
+  bool start(std::function<void()> work);
+  /// Waits until all that was started is done.
+  void shutdown();
 
  private:
   void run();
-  void start_thread();
+  bool start_thread();
 
   std::mutex mutex_;
-  std::condition_variable work_came_, thread_is_free_;
+  std::condition_variable work_came_;
   size_t most_, free_ = 0;
   bool ends_ = false;
   std::deque<std::function<void()>> work_;

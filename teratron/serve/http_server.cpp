@@ -4,12 +4,31 @@
 #include <cstring>
 
 #include "teratron/base/error.h"
-#include "teratron/serve/connection_threads.h"
 
 namespace teratron {
 
-HttpServer::HttpServer(HttpOptions options) : options_(std::move(options)) {
-  new_task_queue = [threads = options_.max_connections] { return new ConnectionThreads(threads); };
+// httplib's queue of accepted connections: they are taken at once, and wait elsewhere.
+class HttpServer::AcceptQueue final : public httplib::TaskQueue {
+ public:
+  explicit AcceptQueue(HttpServer& server) : server_(server) {}
+  void enqueue(std::function<void()> take) override { take(); }
+  void shutdown() override {
+    server_.waiting_.end();
+    server_.threads_.shutdown();
+  }
+
+ private:
+  HttpServer& server_;
+};
+
+HttpServer::HttpServer(HttpOptions options)
+    : options_(std::move(options)),
+      threads_(options_.max_connections),
+      waiting_(
+          {.probes = options_.probes,
+           .serve = [this](int socket) { return threads_.start([=, this] { serve_connection(socket); }); },
+           .answer_probe = [this](int socket) { answer_probe(socket); }}) {
+  new_task_queue = [this] { return new AcceptQueue(*this); };
   set_payload_max_length(options_.max_body_bytes);
   set_keep_alive_max_count(1'000'000);
   set_keep_alive_timeout(std::chrono::duration_cast<std::chrono::seconds>(options_.times.idle).count());
@@ -68,6 +87,12 @@ void HttpServer::close_after(const httplib::Request& request) {
   if (found != connections_.end()) found->second.closes = true;
 }
 
+std::optional<Refusal> HttpServer::refusal_of(const httplib::Request& request) {
+  const std::lock_guard lock(mutex_);
+  const auto found = connections_.find({request.remote_addr, request.remote_port});
+  return found == connections_.end() ? std::nullopt : found->second.connection->refusal();
+}
+
 bool HttpServer::set_busy(const Address& address, bool busy) {
   const std::lock_guard lock(mutex_);
   Entry& entry = connections_.at(address);
@@ -77,15 +102,31 @@ bool HttpServer::set_busy(const Address& address, bool busy) {
   return !entry.closes && !finishing_;
 }
 
+void HttpServer::refuse(Connection& connection, const Refusal& refusal) {
+  httplib::Response response;
+  refusal_handler_(refusal, response);
+  const std::string text = fmt::format(
+      "HTTP/1.1 {} {}\r\nConnection: close\r\nContent-Type: {}\r\nX-Content-Type-Options: nosniff\r\n"
+      "Content-Length: {}\r\n\r\n{}",
+      refusal.status, refusal.status == 501 ? "Not Implemented" : "Bad Request",
+      response.get_header_value("Content-Type"), response.body.size(), response.body);
+  connection.write(text.data(), text.size());
+}
+
 void HttpServer::serve_requests(Connection& connection, const Address& address) {
   bool more = true, refused = false;
   while (more && connection.wait_request() && set_busy(address, true)) {
-    bool closed = false, understood = false;
-    const bool answered =
-        process_request(connection, false, closed, [&](httplib::Request&) { understood = true; });
-    more = set_busy(address, false) && answered && understood && !closed;
-    // Where the next request begins is not known.
-    refused = answered && !understood;
+    bool answered = false, closed = false, understood = false;
+    if (connection.read_head()) {
+      answered = process_request(connection, false, closed, [&](httplib::Request&) { understood = true; });
+    } else if (connection.refusal()) {
+      refuse(connection, *connection.refusal());
+      answered = true;
+    }
+    const bool goes_on = set_busy(address, false) && answered && understood && !closed;
+    more = goes_on && connection.finish_request();
+    // Where the next request begins is not known, or it is far away.
+    refused = answered && (!understood || connection.refusal() || more != goes_on);
   }
   {
     const std::lock_guard lock(mutex_);
@@ -94,20 +135,38 @@ void HttpServer::serve_requests(Connection& connection, const Address& address) 
   if (refused) connection.linger();
 }
 
-bool HttpServer::process_and_close_socket(socket_t socket) {
-  constexpr size_t headers = size_t{1} << 18U;
-  Connection connection(socket, options_.times, options_.max_body_bytes + headers);
+void HttpServer::with_connection(Connection& connection, const std::function<void(const Address&)>& serve) {
   Address address;
   connection.get_remote_ip_and_port(address.first, address.second);
   {
     const std::lock_guard lock(mutex_);
-    if (finishing_ || !connections_.try_emplace(address, Entry{&connection}).second) return false;
+    if (finishing_ || !connections_.try_emplace(address, Entry{&connection}).second) return;
   }
   options_.on_connections(1);
-  serve_requests(connection, address);
+  serve(address);
   options_.on_connections(-1);
   const std::lock_guard lock(mutex_);
   connections_.erase(address);
+}
+
+void HttpServer::serve_connection(int socket) {
+  Connection connection(socket, options_.times, options_.max_body_bytes);
+  with_connection(connection, [&](const Address& address) { serve_requests(connection, address); });
+}
+
+void HttpServer::answer_probe(int socket) {
+  const std::chrono::milliseconds soon{1000};
+  Connection connection(socket, {.request = soon, .write = soon, .idle = soon}, 0);
+  with_connection(connection, [&](const Address& /*address*/) {
+    bool closed = false;
+    if (connection.wait_request() && connection.read_head())
+      process_request(connection, true, closed, [](httplib::Request&) {});
+  });
+}
+
+bool HttpServer::process_and_close_socket(socket_t socket) {
+  const bool free = waiting_.empty() && threads_.start([this, socket] { serve_connection(socket); });
+  if (!free) waiting_.add(socket);
   return true;
 }
 

@@ -1,7 +1,8 @@
 // httplib's server with limits: connections, the size of a request, and times (connection.h).
 //
-// A thread serves one connection; those beyond the limit wait in the kernel's queue. After a request that is
-// not HTTP the connection ends, since where the next one begins is not known.
+// A thread serves one connection; those beyond the limit wait (waiting_connections.h). Requests are read
+// strictly (request_head.h): after one that is not HTTP the connection ends, since where the next one begins
+// is not known.
 #pragma once
 
 #include <atomic>
@@ -10,10 +11,14 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "teratron/serve/connection.h"
+#include "teratron/serve/connection_threads.h"
+#include "teratron/serve/waiting_connections.h"
 
 namespace teratron {
 
@@ -22,6 +27,7 @@ struct HttpOptions {
   int port = 5000;  // 0: any
   size_t max_connections = 512;
   size_t max_body_bytes = size_t{16} << 20U;
+  std::vector<std::string> probes = {};  // paths that are answered though all connections are taken
   ConnectionTimes times = {};
   std::function<void(int64_t change)> on_connections = [](int64_t) {};  // of any thread
 };
@@ -36,11 +42,17 @@ class HttpServer final : public httplib::Server {
   void serve();
   /// Waits for the answers that are being written, then closes all connections. False: serve() had ended.
   bool finish();
+  /// Writes the answer to a request that is refused before httplib sees it.
+  void set_refusal_handler(std::function<void(const Refusal&, httplib::Response&)> handler) {
+    refusal_handler_ = std::move(handler);
+  }
 
   /// The client that sent the request still reads.
   bool is_open(const httplib::Request& request);
   /// The connection of a request whose body was not read must end with the answer.
   void close_after(const httplib::Request& request);
+  /// Why the body of the request, which is being read, is refused.
+  std::optional<Refusal> refusal_of(const httplib::Request& request);
 
  private:
   using Address = std::pair<std::string, int>;
@@ -49,8 +61,16 @@ class HttpServer final : public httplib::Server {
     bool busy = false, closes = false;
   };
 
+  class AcceptQueue;
+
+  /// Gives the socket to a thread. Called by the thread that accepts connections.
   bool process_and_close_socket(socket_t socket) override;
+  void serve_connection(int socket);
+  void answer_probe(int socket);
+  /// Calls `serve` while the connection is known.
+  void with_connection(Connection& connection, const std::function<void(const Address&)>& serve);
   void serve_requests(Connection& connection, const Address& address);
+  void refuse(Connection& connection, const Refusal& refusal);
   /// False: it must not begin another request.
   bool set_busy(const Address& address, bool busy);
 
@@ -60,6 +80,10 @@ class HttpServer final : public httplib::Server {
   std::map<Address, Entry> connections_;
   bool finishing_ = false;
   std::atomic<bool> ended_ = false;
+  std::function<void(const Refusal&, httplib::Response&)> refusal_handler_ = [](const Refusal&,
+                                                                                httplib::Response&) {};
+  ConnectionThreads threads_;
+  WaitingConnections waiting_;
 };
 
 }  // namespace teratron

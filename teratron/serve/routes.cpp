@@ -6,8 +6,8 @@
 
 #include "teratron/base/log.h"
 #include "teratron/base/sha256.h"
+#include "teratron/base/strings.h"
 #include "teratron/generate/json/request_json.h"
-#include "teratron/serve/api/api_error.h"
 #include "teratron/serve/api/openai_answer.h"
 #include "teratron/serve/event_stream.h"
 
@@ -24,6 +24,7 @@ constexpr auto poll_interval = std::chrono::milliseconds(200);
 constexpr const char* json_type = "application/json";
 // The client has left: nobody reads this status but the metrics.
 constexpr int client_closed = 499;
+constexpr const char* not_http = "not a valid HTTP request";
 
 void write_error(httplib::Response& response, const ApiError& error) {
   response.status = error.status();
@@ -62,13 +63,11 @@ std::string explain_status(const httplib::Request& request, int status, size_t m
           "/v1/models, /api, /health, /metrics",
           printable(request.method, 20), printable(request.path, 100));
     case 413:
-      return request.get_header_value("Content-Type").starts_with("application/x-www-form-urlencoded")
-                 ? "the body is too long for a form: send it with Content-Type: application/json"
-                 : fmt::format("the body is longer than {} bytes (--max-body-bytes)", max_body_bytes);
+      return fmt::format("the body is longer than {} bytes (--max-body-bytes)", max_body_bytes);
     case 416:
       return "ranges are not supported";
     default:
-      return "not a valid HTTP request";
+      return not_http;
   }
 }
 
@@ -84,6 +83,20 @@ bool has_body(const httplib::Request& request) {
   return request.method == "POST" || request.method == "PUT" || request.method == "PATCH";
 }
 
+// "Application/JSON; charset=utf-8" as "application/json".
+std::string media_type(const httplib::Request& request) {
+  const std::string type = request.get_header_value("Content-Type");
+  return to_lower(type.substr(0, type.find_first_of("; \t")));
+}
+
+// The KEY of "Authorization: Bearer KEY".
+std::string bearer_key(const httplib::Request& request) {
+  const std::string given = request.get_header_value("Authorization");
+  const size_t key = given.find_first_not_of(' ', given.find(' '));
+  const bool is_bearer = to_lower(given.substr(0, given.find(' '))) == "bearer";
+  return is_bearer && key != given.npos ? given.substr(key) : "";
+}
+
 }  // namespace
 
 Routes::Routes(HttpServer& server, Service& service, Metrics& metrics, RoutesOptions options)
@@ -91,42 +104,55 @@ Routes::Routes(HttpServer& server, Service& service, Metrics& metrics, RoutesOpt
       service_(service),
       metrics_(metrics),
       options_(std::move(options)),
+      browsers_(options_.browsers),
       started_(static_cast<int64_t>(std::time(nullptr))) {
   install_checks();
   install_information();
   install_generation();
 }
 
-// Before the body is read: a request that is refused here ends its connection.
-Handled Routes::check(const Request& request, Response& response) {
-  const auto refuse = [&](const ApiError& error) {
-    write_error(response, error);
-    response.set_header("Connection", "close");
-    if (has_body(request)) server_.close_after(request);
-    return Handled::Handled;
-  };
+std::optional<ApiError> Routes::refusal_of(const Request& request) const {
   const std::string encoding = request.get_header_value("Content-Encoding");
-  const std::string type = request.get_header_value("Content-Type");
   if (!encoding.empty() && encoding != "identity")
-    return refuse(ApiError(415, "compressed bodies are not accepted: leave out Content-Encoding"));
-  if (type.starts_with("multipart/"))
-    return refuse(ApiError(415, "forms are not accepted: send JSON with Content-Type: application/json"));
-  if (has_body(request) && !request.has_header("Content-Length"))
-    return refuse(ApiError(411, "the length of the body is not known: send Content-Length"));
+    return ApiError(415, "compressed bodies are not accepted: leave out Content-Encoding");
   // Versions of cpp-httplib name their own conversion differently.
   const std::string length = request.get_header_value("Content-Length");
   if (has_body(request) && std::strtoull(length.c_str(), nullptr, 10) > options_.max_body_bytes)
-    return refuse(
-        ApiError(413, explain_status(request, 413, options_.max_body_bytes), {.code = "body_too_large"}));
-  const bool open = request.path == "/health" || request.path == "/v1/health" || request.path == "/" ||
-                    request.path == "/index.html";
-  if (options_.api_key.empty() || open) return Handled::Unhandled;
-  const std::string given = request.get_header_value("Authorization");
+    return ApiError(413, explain_status(request, 413, options_.max_body_bytes), {.code = "body_too_large"});
+  // Browsers let pages of other sites send some other types without asking first.
+  if (has_body(request) && media_type(request) != json_type)
+    return ApiError(415, "the body must be JSON: send it with Content-Type: application/json");
+  if (const std::optional<std::string> problem = browsers_.problem(request))
+    return ApiError(403, *problem, {.code = "not_allowed"});
+  const bool open = std::find(health_paths.begin(), health_paths.end(), request.path) != health_paths.end() ||
+                    request.path == "/" || request.path == "/index.html";
+  if (options_.api_key.empty() || open) return std::nullopt;
   // Digests take the same time to compare wherever the keys differ.
-  if (equal_digests(sha256(given), sha256("Bearer " + options_.api_key))) return Handled::Unhandled;
-  return refuse(ApiError(
-      401, given.empty() ? "an API key is needed: send Authorization: Bearer KEY" : "the API key is wrong",
-      {.code = "invalid_api_key"}));
+  if (equal_digests(sha256(bearer_key(request)), sha256(options_.api_key))) return std::nullopt;
+  return ApiError(401,
+                  request.has_header("Authorization")
+                      ? "the API key is wrong"
+                      : "an API key is needed: send Authorization: Bearer KEY",
+                  {.code = "invalid_api_key"});
+}
+
+// Before the body is read: a request that is refused here ends its connection.
+Handled Routes::check(const Request& request, Response& response) {
+  browsers_.share(request, response);
+  if (browsers_.answer_preflight(request, response)) return Handled::Handled;
+  const std::optional<ApiError> refusal = refusal_of(request);
+  if (!refusal) return Handled::Unhandled;
+  write_error(response, *refusal);
+  response.set_header("Connection", "close");
+  if (has_body(request)) server_.close_after(request);
+  return Handled::Handled;
+}
+
+void Routes::write_refusal(const Refusal& refusal, const Request& request, Response& response) const {
+  const std::string why = refusal.why.empty()
+                              ? explain_status(request, refusal.status, options_.max_body_bytes)
+                              : fmt::format("{}: {}", not_http, refusal.why);
+  write_error(response, ApiError(refusal.status, why));
 }
 
 void Routes::install_checks() {
@@ -137,13 +163,20 @@ void Routes::install_checks() {
   });
   server_.set_error_handler(
       httplib::Server::HandlerWithResponse([this](const Request& request, Response& response) {
+        const std::optional<Refusal> refusal = server_.refusal_of(request);
+        if (refusal) write_refusal(*refusal, request, response);
         if (response.body.empty())
           write_error(response, ApiError(response.status,
                                          explain_status(request, response.status, options_.max_body_bytes)));
         const bool understood = !request.remote_addr.empty();
-        if (!understood) response.set_header("Connection", "close");
+        if (!understood || refusal) response.set_header("Connection", "close");
         return Handled::Handled;
       }));
+  server_.set_refusal_handler([this](const Refusal& refusal, Response& response) {
+    write_refusal(refusal, {}, response);
+    metrics_.add_response("other", response.status);
+  });
+  server_.set_default_headers({{"X-Content-Type-Options", "nosniff"}});
   server_.set_exception_handler([](const Request&, Response& response, std::exception_ptr thrown) {
     std::string what = "unknown";
     try {

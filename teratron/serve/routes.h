@@ -12,10 +12,13 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "teratron/serve/api/api_error.h"
 #include "teratron/serve/api/megatron_request.h"
 #include "teratron/serve/api/openai_request.h"
 #include "teratron/serve/api/served_model.h"
+#include "teratron/serve/browser_policy.h"
 #include "teratron/serve/http_server.h"
 #include "teratron/serve/metrics.h"
 #include "teratron/serve/semaphore.h"
@@ -30,7 +33,11 @@ struct RoutesOptions {
   std::string api_key = {};  // empty: none is needed
   std::chrono::seconds answer_timeout{600};
   size_t max_body_bytes = size_t{16} << 20U;
+  BrowserPolicyOptions browsers = {};
 };
+
+/// Paths that tell whether the server runs (HttpOptions::probes).
+inline const std::vector<std::string> health_paths = {"/health", "/v1/health"};
 
 class Routes {
  public:
@@ -46,6 +53,9 @@ class Routes {
   void install_information();
   void install_generation();
   httplib::Server::HandlerResponse check(const Request& request, Response& response);
+  /// Why the request is refused before its body is read.
+  std::optional<ApiError> refusal_of(const Request& request) const;
+  void write_refusal(const Refusal& refusal, const Request& request, Response& response) const;
   MegatronRequest read_megatron(const Request& request);
   void megatron(const Request& request, Response& response);
   OpenAiRequest read_openai(const Request& request, bool is_chat);
@@ -59,6 +69,7 @@ class Routes {
   Service& service_;
   Metrics& metrics_;
   RoutesOptions options_;
+  BrowserPolicy browsers_;
   int64_t started_;
   // A text takes forty times its size while it is read and tokenized: few do so at a time.
   Semaphore readers_{4};

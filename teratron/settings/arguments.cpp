@@ -166,7 +166,7 @@ std::string explain(const ParsedArguments& parsed) {
   for (const Field& field : schema.fields()) {
     const auto source = parsed.sources.find(field.name);
     if (source == parsed.sources.end()) continue;
-    out += fmt::format("{} = {}  ({})\n", field.name, printable(python_str(get_value(field, &parsed.args))),
+    out += fmt::format("{} = {}  ({})\n", field.name, printable(shown_value(field, &parsed.args)),
                        printable(source->second));
   }
   return out;

@@ -8,9 +8,9 @@
 #include "teratron/base/config/layer_pattern.h"
 #include "teratron/base/strings.h"
 #include "teratron/ckpt/checkpoint.h"
-#include "teratron/ckpt/directory.h"
 #include "teratron/settings/attention_windows.h"
 #include "teratron/settings/checks/validate.h"
+#include "teratron/settings/own_run.h"
 
 namespace teratron {
 
@@ -42,25 +42,13 @@ void canonicalize_expert_layers(Arguments& a) {
 
 void canonicalize(Arguments& a) {
   if (a.num_query_groups == a.num_attention_heads) a.group_query_attention = false;
-  if (a.add_bias_linear) a.add_qkv_bias = false;  // implied
-  if (a.openai_gelu) a.bias_gelu_fusion = true;   // both are the tanh approximation of GELU
+  if (a.add_bias_linear) a.add_attention_bias = false;                    // implied
+  if (a.add_bias_linear || a.add_attention_bias) a.add_qkv_bias = false;  // implied
+  if (a.openai_gelu) a.bias_gelu_fusion = true;  // both are the tanh approximation of GELU
   a.openai_gelu = false;
   if (a.rotary_seq_len_interpolation_factor == 1) a.rotary_seq_len_interpolation_factor.reset();
   canonicalize_windows(a);
   canonicalize_expert_layers(a);
-}
-
-// The latest with a readable manifest; loading reports the errors of the others.
-std::optional<CheckpointInfo> latest_readable(const Arguments& args) {
-  for (const std::filesystem::path& path : list_checkpoints(*args.load)) {
-    try {
-      CheckpointInfo info = open_checkpoint(path);
-      if (!args.ckpt_step || info.iteration == *args.ckpt_step) return info;
-    } catch (const CorruptCheckpoint&) {
-      continue;
-    }
-  }
-  return std::nullopt;
 }
 
 }  // namespace
@@ -124,14 +112,17 @@ std::vector<std::string> fixed_model_fields(const std::string& config, bool fine
 
 namespace {
 
-// A task takes them from what it is evaluated or finetuned on.
+// What the training starts from. With --fresh that may be the run that is put aside.
 std::optional<CheckpointInfo> source_of_settings(const Arguments& args) {
+  if (std::optional<OwnRun> own = find_own_run(args); own && own->last) {
+    if (!own->iteration) return std::move(own->last);
+    return last_checkpoint(*args.save, own->iteration);
+  }
   std::optional<CheckpointInfo> info;
-  if (args.load) info = latest_readable(args);
-  if (info || !args.task || !args.pretrained_checkpoint) return info;
-  Arguments pretrained;
-  pretrained.load = args.pretrained_checkpoint;
-  return latest_readable(pretrained);
+  if (reads_load(args)) info = last_checkpoint(*args.load, args.ckpt_step);
+  if (!info && args.pretrained_checkpoint) info = last_checkpoint(*args.pretrained_checkpoint);
+  if (!info && args.fresh && args.save) info = last_checkpoint(*args.save);
+  return info;
 }
 
 }  // namespace
@@ -147,24 +138,50 @@ std::optional<SavedSettings> read_saved_settings(const Arguments& args) {
   return SavedSettings{info->path.string(), info->config};
 }
 
-void use_checkpoint_args(ParsedArguments& parsed, const SavedSettings& settings) {
-  std::vector<std::string> unknown;
-  const Arguments saved = arguments_from_json(settings.config, settings.path, &unknown);
+namespace {
+
+bool is_given(const ParsedArguments& parsed, std::string_view name) {
+  const auto source = parsed.sources.find(std::string(name));
+  return (source != parsed.sources.end() && source->second != program_default_source) ||
+         is_given_otherwise(name, parsed.sources);
+}
+
+// The names, unless the user gave one of them: they belong together.
+void add_unless_given(const ParsedArguments& parsed, std::string_view together,
+                      std::vector<std::string>& names) {
+  const std::vector<std::string> group = split(together);
+  if (std::ranges::none_of(group, [&](const std::string& name) { return is_given(parsed, name); }))
+    names.insert(names.end(), group.begin(), group.end());
+}
+
+std::vector<std::string> taken_settings(const ParsedArguments& parsed) {
   std::vector<std::string> names = model_fields();
   // vocab_size: published models may have more embedding rows than their tokenizer has tokens.
   names.insert(names.end(), {"seq_length", "decoder_seq_length", "vocab_size"});
-  const auto is_given = [&parsed](const std::string& name) {
-    const auto source = parsed.sources.find(name);
-    return (source != parsed.sources.end() && source->second != program_default_source) ||
-           is_given_otherwise(name, parsed.sources);
-  };
-  if (parsed.args.task && !is_given("tokenizer_type"))
-    names.insert(names.end(), {"vocab_file", "merge_file", "tokenizer_model"});
-  names.emplace_back("tokenizer_type");
+  if (!is_given(parsed, "tokenizer_type")) {
+    add_unless_given(parsed, "vocab_file merge_file tokenizer_model", names);
+    add_unless_given(parsed, "tiktoken_pattern tiktoken_num_special_tokens tokenizer_special_tokens", names);
+    names.insert(names.end(), {"vocab_extra_ids", "tokenizer_type"});
+  }
+  if (!parsed.args.use_checkpoint_args || is_given(parsed, "bf16") || is_given(parsed, "fp16")) return names;
+  add_unless_given(parsed, "bf16 fp16", names);
+  add_unless_given(parsed,
+                   "fp8 fp8_recipe fp8_margin fp8_amax_history_len fp8_amax_compute_algo fp8_wgrad "
+                   "fp8_output_proj first_last_layers_bf16 num_layers_at_start_in_bf16 "
+                   "num_layers_at_end_in_bf16",
+                   names);
+  return names;
+}
+
+}  // namespace
+
+void use_checkpoint_args(ParsedArguments& parsed, const SavedSettings& settings) {
+  std::vector<std::string> unknown;
+  const Arguments saved = arguments_from_json(settings.config, settings.path, &unknown);
   std::vector<std::string> taken;
-  for (const std::string& name : names) {
+  for (const std::string& name : taken_settings(parsed)) {
     const Schema::Target* target = arguments_schema().find(name);
-    if (!target || !target->field || is_given(name)) continue;
+    if (!target || !target->field || is_given(parsed, name)) continue;
     const Value value = get_value(*target->field, &saved);
     if (value == get_value(*target->field, &parsed.args)) continue;
     set_value(*target->field, value, &parsed.args);
@@ -180,7 +197,7 @@ std::vector<std::string> resume_notices(const std::string& saved, const std::str
   constexpr std::string_view names =
       "seed hidden_dropout attention_dropout data_path train_data_path split seq_length decoder_seq_length "
       "mock_data "
-      "dataloader_type "
+      "bf16 fp16 fp8 fp8_recipe dataloader_type "
       "data_sharding eod_mask_loss clip_grad weight_decay adam_beta1 adam_beta2 reset_position_ids "
       "sgd_momentum "
       "rampup_batch_size global_batch_size mask_prob short_seq_prob";

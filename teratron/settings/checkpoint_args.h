@@ -33,11 +33,12 @@ struct SavedSettings {
 };
 /// --use-checkpoint-args, or --task.
 bool wants_saved_settings(const Arguments& args);
-/// The settings of --load (--ckpt-step), with --task else of --pretrained-checkpoint. Nullopt if there is no
-/// checkpoint, or they are not wanted. Reads manifests, so one rank of many calls it. Not collective.
+/// The settings of what the training starts from: the run in --save (own_run.h), else --load (--ckpt-step),
+/// else --pretrained-checkpoint. Nullopt if there is no checkpoint, or they are not wanted. Reads manifests,
+/// so one rank of many calls it. Not collective.
 std::optional<SavedSettings> read_saved_settings(const Arguments& args);
-/// Takes the model settings, tokenizer type and sequence length that the user did not set, with --task the
-/// tokenizer's files too, and adds a notice. Call before validate_arguments().
+/// Takes the settings of model, tokenizer and sequence length that the user did not set, with
+/// --use-checkpoint-args the precision too, and adds a notice. Call before validate_arguments().
 void use_checkpoint_args(ParsedArguments& parsed, const SavedSettings& settings);
 
 /// A line for each differing setting that changes the training but not the model (seed, dropout, data). Both

@@ -14,6 +14,8 @@
 #include "teratron/generate/engine.h"
 #include "teratron/generate/json/request_json.h"
 #include "teratron/generate/texts.h"
+#include "teratron/settings/component_options.h"
+#include "teratron/tokenizer/end_tokens.h"
 
 namespace teratron {
 
@@ -56,13 +58,15 @@ std::vector<Prompt> prompts_of(const nlohmann::json& requests, const Trainer& tr
   const Tokenizer& tokenizer = trainer.tokenizer();
   RequestReader reader{.tokenizer = &tokenizer, .document_end = tokenizer.special().eod.value_or(-1)};
   reader.defaults.sampling.seed = static_cast<uint64_t>(trainer.args().seed);
-  const int32_t end = trainer.model().source ? use_encoder_rules(reader) : reader.document_end;
-  if (end >= 0) reader.defaults.stop.tokens = {end};
-  reader.defaults.beams.stop_token = end;
+  reader.defaults.stop.tokens = end_tokens(tokenizer_options(trainer.args()), tokenizer);
+  if (trainer.model().source) {
+    if (const int32_t end = use_encoder_rules(reader); end >= 0) add_end(end, reader.defaults.stop.tokens);
+  }
   std::vector<Prompt> prompts;
   for (size_t i = 0; i < requests.size(); ++i) {
     const std::string where = fmt::format("{}: prompt {}", *trainer.args().generate_prompts, i + 1);
     Prompt prompt{.request = request_from_json(requests[i], reader, where)};
+    reader.defaults.sequence += static_cast<uint64_t>(std::max<int64_t>(prompt.request.choices, 1));
     prompt.text = requests[i].contains("prompt") ? std::string(requests[i]["prompt"])
                                                  : tokenizer.decode(prompt.request.prompt);
     const RequestLimits limits{.vocabulary = trainer.model().vocabulary,

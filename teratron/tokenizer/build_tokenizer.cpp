@@ -13,6 +13,7 @@
 #include "teratron/tokenizer/bpe/gpt2_tokenizer.h"
 #include "teratron/tokenizer/bpe/tiktoken_tokenizer.h"
 #include "teratron/tokenizer/bpe/vocab_files.h"
+#include "teratron/tokenizer/bpe/vocab_folder.h"
 #include "teratron/tokenizer/null_tokenizer.h"
 #include "teratron/tokenizer/sentencepiece/sentencepiece_tokenizer.h"
 #include "teratron/tokenizer/tokenizer_json.h"
@@ -83,6 +84,7 @@ std::unique_ptr<Tokenizer> build_hugging_face(const TokenizerOptions& options) {
   require(options.tokenizer_model, "--tokenizer-model", options);
   namespace fs = std::filesystem;
   const fs::path given = options.tokenizer_model;
+  if (is_vocab_folder(given)) return read_vocab_folder(given, options.include_special_tokens);
   const fs::path file = fs::is_directory(given) ? given / "tokenizer.json" : given;
   const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
   return read_tokenizer_json(file.string(), read_special_tokens_map(folder.string()),
@@ -145,6 +147,7 @@ std::string tokenizer_fingerprint(const TokenizerOptions& options) {
   for (const char* name : {"tokenizer.json", "special_tokens_map.json", "tokenizer_config.json"}) {
     if (!model.empty()) files.push_back(folder / name);
   }
+  if (is_vocab_folder(model)) files.insert(files.end(), {model / "vocab.json", model / "merges.txt"});
   std::string text =
       fmt::format("{} {} {} {} {} {} {} {}", options.type, options.vocab_size, options.vocab_extra_ids,
                   options.include_special_tokens, options.compat_version, options.tiktoken_pattern,

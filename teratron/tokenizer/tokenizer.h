@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -25,6 +26,17 @@ struct TokenSpan {
   bool operator==(const TokenSpan&) const = default;
 };
 
+/// Decodes ids as they come: what all calls of add() return, and then rest(), is decode() of all ids.
+class TextDecoder {
+ public:
+  virtual ~TextDecoder() = default;
+  /// The text that is certain with this id, whatever follows; ends between two characters.
+  virtual std::string add(int32_t id) = 0;
+  /// The text that is left if no id follows.
+  virtual std::string rest() const = 0;
+  virtual std::unique_ptr<TextDecoder> clone() const = 0;
+};
+
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
@@ -39,6 +51,10 @@ class Tokenizer {
   virtual const SpecialTokens& special() const = 0;
   /// By id: whether the token continues a word ("##ing"); empty: every token is a word.
   virtual std::vector<bool> continuation_pieces() const { return {}; }
+  /// The tokenizer must outlive it. By default for tokenizers whose text only grows.
+  virtual std::unique_ptr<TextDecoder> decoder() const;
+  /// Whether texts may leave the id out (skip_special_tokens of transformers). By default those of special().
+  virtual bool is_special(int32_t id) const;
 };
 
 /// Rounds up to a multiple of divisible_by * tensor_parallel.

@@ -311,7 +311,7 @@ TEST_F(Resume, RejectsAnotherModelWithEveryDifference) {
     train(flags("run", {"--num-layers", "3", "--hidden-size", "32"}));
     FAIL();
   } catch (const UserError& error) {
-    EXPECT_EQ(error.exit_code(), ExitCode::checkpoint);
+    EXPECT_EQ(error.exit_code(), ExitCode::config);
     const std::string what = error.what();
     EXPECT_NE(what.find("num_layers"), std::string::npos) << what;
     EXPECT_NE(what.find("hidden_size"), std::string::npos) << what;

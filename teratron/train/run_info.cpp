@@ -17,7 +17,7 @@ std::string precision_name(const Arguments& args) {
 std::vector<std::pair<std::string, std::string>> argument_texts(const Arguments& args) {
   std::vector<std::pair<std::string, std::string>> texts;
   for (const Field& field : arguments_schema().fields()) {
-    texts.emplace_back(field.name, python_str(get_value(field, &args)));
+    texts.emplace_back(field.name, shown_value(field, &args));
   }
   return texts;
 }

@@ -58,6 +58,7 @@ Trainer::Trainer(const Arguments& args, const Mesh& mesh, const JobModel& model)
       device_(choose_device(args)),
       tokenizer_(build_tokenizer(tokenizer_options(args))),
       family_(model.family),
+      own_run_(require_own_run({args, family_, *tokenizer_}, *mesh_.world().communicator)),
       args_(with_epochs({args, *tokenizer_, mesh_}, family_, epoch_)),
       decoupled_(decoupled_group(args_)),
       step_(make_step(model.registry, {args_, *tokenizer_, mesh_})),
@@ -83,7 +84,9 @@ Trainer::Trainer(const Arguments& args, const Mesh& mesh, const JobModel& model)
     engine_ = std::make_unique<TrainEngine>(options, mesh_);
   }
   nan_policy_.emplace(args_, *engine_);
-  checkpointed_.emplace(args_, *engine_, state_, checkpoint_config(args_, family_, engine_->options()));
+  std::string config = checkpoint_config(args_, family_, engine_->options());
+  if (args_.save && is_first_rank()) config = with_identity(config, args_, own_run_ && own_run_->finetunes);
+  checkpointed_.emplace(args_, *engine_, state_, std::move(config));
   saver_.emplace(*checkpointed_);
   hf_output_.emplace(*checkpointed_, *saver_);
   if (args_.remove_padding == "always" && !removes_padding_ && is_first_rank())
@@ -117,7 +120,8 @@ int64_t Trainer::planned_iters() const {
 }
 
 bool Trainer::load() {
-  const Start start = load_start(*checkpointed_, finetuning_);
+  const Start start = load_start(*checkpointed_, finetuning_, own_run_);
+  resumed_folder_ = start.folder;
   if (!start.resumed) return start.has_weights;
   state_.load(start.resumed->state, schedule_rule(args_));
   loaded_iteration_ = state_.iteration;
@@ -125,7 +129,7 @@ bool Trainer::load() {
   size_data();
   if (args_.no_load_optim) state_.optimizer_steps = 0;
   engine_->optimizer().set_steps(state_.optimizer_steps);
-  if (args_.save == args_.load) saver_->note_resumed();
+  if (own_run_) saver_->note_resumed();
   print_resume_notices(*checkpointed_, *start.resumed);
   return true;
 }

@@ -2,7 +2,7 @@
 // custom one.
 //
 //   Trainer trainer(args, mesh, model);       // model, optimizer, schedules and data, from the settings
-//   trainer.load();                           // from --load
+//   trainer.load();                           // goes on with the run in --save, or from --load
 //   const auto source = trainer.open(Split::train);
 //   while (trainer.state().iteration < 100) {
 //     const StepResult step = trainer.train_step(*source);
@@ -18,6 +18,7 @@
 #include <optional>
 
 #include "teratron/optim/batch_schedule.h"
+#include "teratron/settings/own_run.h"
 #include "teratron/telemetry/timers.h"
 #include "teratron/train/checkpoint/hf_output.h"
 #include "teratron/train/data/train_data.h"
@@ -34,9 +35,11 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  /// Resumes from --load, or starts from the weights of --hf or --pretrained-checkpoint if --load holds
-  /// nothing. False: random weights.
+  /// Goes on with the run in --save, or resumes from --load, or starts from the weights of --hf or
+  /// --pretrained-checkpoint (checkpoint/start.h). False: random weights.
   bool load();
+  /// The folder of the checkpoint that was resumed; "": none was.
+  const std::string& resumed_folder() const { return resumed_folder_; }
   /// Saves to --save (checkpoint/checkpoint_saver.h). Under --async-save train_step() advances the save.
   std::optional<SaveMetrics> save() { return saver_->save(); }
   CheckpointSaver& saver() { return *saver_; }
@@ -121,6 +124,7 @@ class Trainer {
   at::Device device_;
   std::unique_ptr<Tokenizer> tokenizer_;
   Family family_;
+  std::optional<OwnRun> own_run_;
   std::shared_ptr<const ResizableDataset> epoch_;  // of the train split, with --num-train-epochs
   Arguments args_;
   std::optional<ParamGroupOverrides> decoupled_;
@@ -139,6 +143,7 @@ class Trainer {
   std::optional<CheckpointedRun> checkpointed_;
   std::optional<CheckpointSaver> saver_;
   std::optional<HfOutput> hf_output_;
+  std::string resumed_folder_;
 };
 
 }  // namespace teratron

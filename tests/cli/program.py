@@ -33,21 +33,21 @@ def environment(fault=""):
     return {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "TERATRON_FAULT": fault}
 
 
-def interrupted(arguments, folder, fault):
-    """SIGINT while a write waits in a conversion into `folder`; what is in it then."""
+def interrupted(arguments, folder, fault, number=signal.SIGINT):
+    """A signal while a write waits in a conversion into `folder`; what is in it then."""
     process = subprocess.Popen([BINARY, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(fault),
                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a background job ignores it
     deadline = time.monotonic() + 30
     while not list(folder.glob("*.partial-*")) and not list(folder.glob("*/*.partial-*")) and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     process.communicate(timeout=30)
-    assert process.returncode != 0
+    assert process.returncode == -number
     return {path.name for path in folder.rglob("*")}
 
 
-def measured(*args):
+def measured(*args, code=0):
     """The peak of what the program has in memory, in bytes, and seconds. The kernel counts from exec on, pages of the
     process alone: files are read into its memory, not mapped, so that the page cache is not in it."""
     start, peak = time.monotonic(), 0
@@ -58,7 +58,7 @@ def measured(*args):
             peak = max(peak, int(found[1]) << 10 if found else 0)
             time.sleep(0.005)
         output.seek(0)
-        assert process.returncode == 0, output.read()
+        assert process.returncode == code, output.read()
     return peak, time.monotonic() - start
 
 

@@ -95,11 +95,11 @@ def test_kill_while_saving_loses_nothing(tmp_path, unbroken):
 
 
 def test_kill_between_the_saves_of_new_and_old(tmp_path, unbroken):
-    """Without --load a new checkpoint takes the place of an old one of the same iteration in one exchange."""
+    """A new checkpoint takes the place of an old one of the same iteration in one exchange."""
     run = shutil.copytree(unbroken, tmp_path / "run")
-    without_load = kept(run, 9, 3)[:-2]
-    train(*without_load, "--seed", "4", code=-signal.SIGKILL, fault="ckpt.exchanged@step=3:kill")
-    assert not all(a.equal(b) for a, b in zip(weights(run, 3).values(), weights(unbroken, 3).values()))
+    train(*kept(run, 9, 3), "--ckpt-step", "3", "--seed", "4", "--hidden-dropout", "0.3", code=-signal.SIGKILL,
+          fault="ckpt.exchanged@step=6:kill")
+    assert not all(a.equal(b) for a, b in zip(weights(run, 6).values(), weights(unbroken, 6).values()))
     assert_bitwise(weights(run, 9), weights(unbroken, 9))
 
 
@@ -209,8 +209,9 @@ def test_all_checkpoints_damaged(tmp_path, unbroken):
 
 def test_checkpoint_of_another_model(tmp_path, unbroken):
     run = shutil.copytree(unbroken, tmp_path / "run")
-    result = train(*kept(run, 12, 3), "--hidden-size", "32", "--num-layers", "3", code=4)
-    message(result, "hidden_size: 16 in the checkpoint, 32 in this run", "num_layers: 2 in", "iter_0000009")
+    for folders, code in [(["--save", run], 2), (["--save", run, "--load", run], 2), (["--load", run], 4)]:
+        result = train(*MOCK, "--train-iters", "12", *folders, "--hidden-size", "32", "--num-layers", "3", code=code)
+        message(result, "hidden_size: 16 in the checkpoint, 32 in this run", "num_layers: 2 in", "iter_0000009")
     assert not list(run.glob("*.bad*"))
 
 

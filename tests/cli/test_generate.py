@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from program import BINARY, MOCK, environment, message, needs_binary, teratron, train
+from program import BINARY, MOCK, environment, message, needs_binary, teratron, train, wait_for
 from terminal import TerminalSession
 
 pytestmark = needs_binary
@@ -76,6 +76,33 @@ def test_bad_lines_are_errors_and_the_others_are_answered(checkpoint, tmp_path):
     for number in (6, 11):
         assert "neither" not in lines[number]["error"] and result.stderr.count(f"in.jsonl:{number + 1}: ") == 1, "one problem, one message"
     assert f"{len(bad)} of {len(lines)} lines have errors" in result.stderr
+
+
+def test_equal_prompts_are_different_samples(checkpoint, tmp_path):
+    line = {"prompt": "1 2", "max_new_tokens": 12}
+    write_lines(tmp_path / "in.jsonl", [line, line, line | {"num_return_sequences": 3}, line, line | {"seed": 4}, line | {"seed": 4}])
+    _, lines = generate(checkpoint, tmp_path)
+    choices = [choice["text"] for answer in lines for choice in answer.get("choices", [answer])]
+    assert len(set(choices[:6])) == 6 and choices[6] == choices[7]
+    said = teratron("generate", "--load", checkpoint, "--device", "cpu", "--max-new-tokens", 12, "--prompt", *["1 2"] * 3).stdout
+    assert len(set(said.strip().split("\n\n"))) == 3, said
+
+
+def test_requests_at_the_edges(checkpoint, tmp_path):
+    """A search without new tokens scores the prompt; the lowest temperature is greedy; a beam ends at a text."""
+    prompt = {"tokens": [5, 6, 7]}
+    scored = prompt | {"max_new_tokens": 0, "logprobs": True}
+    greedy = prompt | {"max_new_tokens": 8}
+    write_lines(tmp_path / "in.jsonl", [scored, scored | {"num_beams": 3}, greedy | {"top_k": 1}, greedy | {"temperature": 1e-310},
+                                        greedy | {"temperature": 5e-324, "top_p": 0.9}, greedy | {"num_beams": 2}])
+    _, lines = generate(checkpoint, tmp_path)
+    assert lines[1]["logprobs"] == lines[0]["logprobs"] and lines[1]["tokens"] == []
+    assert lines[2]["tokens"] == lines[3]["tokens"] == lines[4]["tokens"]
+    beam = lines[5]["text"]
+    middle = beam.split()[2]
+    write_lines(tmp_path / "in.jsonl", [greedy | {"num_beams": 2, "stop": f" {middle} "}])
+    _, (stopped,) = generate(checkpoint, tmp_path)
+    assert f" {middle} " not in stopped["text"] + " "
 
 
 def test_a_line_replaces_the_filter_of_the_flags(checkpoint, tmp_path):
@@ -194,6 +221,41 @@ def test_an_interrupted_run_goes_on(checkpoint, tmp_path):
     (tmp_path / "out.jsonl").unlink()
     _, whole = generate(checkpoint, tmp_path, code=3)
     assert resumed == whole and len(whole) == 1500
+
+
+def test_a_damaged_partial_file_is_answered_again(checkpoint, tmp_path):
+    """A changed answer, a lost line, a doubled one: what follows the first of them is not taken over."""
+    write_lines(tmp_path / "in.jsonl", [{"tokens": [id % 60], "max_new_tokens": 4, "seed": id} for id in range(40)])
+    _, whole = generate(checkpoint, tmp_path)
+    (tmp_path / "out.jsonl").unlink()
+
+    def damages(line, lines):
+        yield [*lines[:line], lines[line].replace('"tokens":[', '"tokens":[1', 1), *lines[line + 1:]]
+        yield [*lines[:line], *lines[line + 1:]]
+        yield [*lines[:line + 1], *lines[line:]]
+
+    command = ["generate", "--load", checkpoint, "--device", "cpu", "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl"]
+    teratron(*command, code=-signal.SIGKILL, fault="file.rename:kill")
+    (partial,) = tmp_path.glob("out.jsonl.*.partial")
+    sound = partial.read_text().splitlines()
+    assert len(sound) == 40
+    for kind, lines in enumerate(damages(17, sound)):
+        partial.write_text("\n".join(lines) + "\n")
+        result, again = generate(checkpoint, tmp_path)
+        kept = 18 if kind == 2 else 17
+        assert f"{partial}:{kept + 1} is damaged" in result.stderr and f"answers to {kept} of 40 lines: going on" in result.stderr
+        assert again == whole
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_two_runs_on_one_output(checkpoint, tmp_path):
+    write_lines(tmp_path / "in.jsonl", [{"tokens": [1], "max_new_tokens": 4}])
+    command = ["generate", "--load", checkpoint, "--device", "cpu", "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl"]
+    with subprocess.Popen([BINARY, *map(str, command)], stdout=subprocess.DEVNULL, env=environment("file.rename:delay=3000")) as first:
+        wait_for((tmp_path / "out.jsonl.lock").exists, "the first")
+        message(teratron(*command, "--temperature", "0.5", code=2), "another run is writing it", "out.jsonl")
+        assert first.wait(timeout=30) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
 
 def test_input_without_output(checkpoint, tmp_path):

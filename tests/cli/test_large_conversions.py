@@ -4,12 +4,14 @@ import json
 import os
 import re
 import shutil
+import signal
 import struct
+import subprocess
 
 import numpy
 import pytest
 
-from program import interrupted, measured, needs_binary, teratron
+from program import BINARY, environment, interrupted, measured, message, needs_binary, teratron, wait_for
 from terminal import TerminalSession
 
 pytestmark = needs_binary
@@ -132,10 +134,22 @@ def test_a_terminal_shows_the_progress(little, tmp_path, source, target, delay):
                                             (["--from-hf", "hf"], "--to-megatron")])
 def test_an_interruption_leaves_nothing_that_looks_whole(little, tmp_path, source, target):
     command = ["ckpt", "convert", source[0], little / source[1], target, tmp_path / "out"]
-    left = interrupted(command, tmp_path, "file.write@hit=4:delay=60000")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        assert interrupted(command, tmp_path, "file.write@hit=4:delay=60000", number) == ({"out"} if target == "--save" else set())
+    left = interrupted(command, tmp_path, "file.write@hit=4:delay=60000", signal.SIGKILL)
     assert not left & {"config.json", "manifest.json", "latest_checkpointed_iteration.txt", "iter_0000000"}, left
     assert target == "--save" or "out" not in left, left
+    assert [name for name in left if ".partial-" in name]
     teratron(*command)
+    assert not list(tmp_path.rglob("*.partial-*")), "the next command sweeps"
+
+
+def test_two_conversions_into_one_folder(little, tmp_path):
+    command = ["ckpt", "convert", "--load", little / "ours", "--to-hf", tmp_path / "out"]
+    first = subprocess.Popen([BINARY, *map(str, command)], stdout=subprocess.DEVNULL, env=environment("file.write@hit=4:delay=3000"))
+    wait_for(lambda: list(tmp_path.glob("out.partial-*")), "the first")
+    message(teratron(*command, code=2), "another process is writing to it", tmp_path / "out")
+    assert first.wait(timeout=30) == 0 and (tmp_path / "out" / "config.json").exists()
 
 
 @pytest.mark.skipif(not os.environ.get("TERATRON_LONG_TESTS"), reason="takes 20 s; needs TERATRON_LONG_TESTS")

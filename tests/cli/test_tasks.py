@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import subprocess
 from pathlib import Path
 
@@ -132,6 +133,25 @@ def test_settings_come_from_the_checkpoint_and_epochs_are_saved(bert, tmp_path):
     more = finetune(bert, *data, "--epochs", 3, "--save", run, "--load", run, "--override-opt-param-scheduler")
     assert "working on epoch 3 ..." in more.stdout and "working on epoch 2 ..." not in more.stdout
     assert len((run / "epochs.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_an_epoch_that_was_killed_before_its_score_is_scored(bert, tmp_path, epoch):
+    data = small_mnli(tmp_path)
+
+    def command(name):
+        return [*data, "--epochs", 2, "--save", tmp_path / name, "--json", tmp_path / f"{name}.json", "--predictions", tmp_path / f"{name}.jsonl"]
+    finetune(bert, *command("whole"))
+    finetune(bert, *command("broken"), code=-signal.SIGKILL, fault=f"ckpt.after_tracker@step={6 * epoch}:kill")
+    again = finetune(bert, *command("broken"))
+    assert ("training is already finished" in again.stdout) == (epoch == 2)
+    for name in ("epochs.jsonl", "best_checkpointed_iteration.txt"):
+        assert (tmp_path / "broken" / name).read_text() == (tmp_path / "whole" / name).read_text()
+    for end in (".json", ".jsonl"):
+        assert (tmp_path / f"broken{end}").read_text() == (tmp_path / f"whole{end}").read_text()
+    (tmp_path / "broken.json").unlink()
+    finetune(bert, *command("broken"))
+    assert (tmp_path / "broken.json").read_text() == (tmp_path / "whole.json").read_text()
 
 
 @pytest.mark.parametrize("family, texts", [("gpt", ["1 2", "3"]), ("bert", ["the cat", "a dog"])])

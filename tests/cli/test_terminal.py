@@ -1,5 +1,6 @@
 """The progress bar of a training, as a terminal shows it."""
 
+import base64
 import re
 
 import pytest
@@ -59,3 +60,14 @@ def test_no_bar_where_it_would_be_garbled(variables):
     terminal = TerminalSession("pretrain", "gpt", *MOCK, "--train-iters", 20, **variables)
     assert terminal.exit_code() == 0
     assert "%" not in terminal.output and "\x1b" not in terminal.output
+
+
+def test_texts_do_not_command_the_terminal(tmp_path):
+    """ESC [ 2 J would erase the screen."""
+    ranks = "".join(f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256))
+    (tmp_path / "ranks.tiktoken").write_text(ranks)
+    terminal = TerminalSession("tokenizer", "decode", "--tokenizer-type", "TikTokenizer", "--tokenizer-model",
+                               tmp_path / "ranks.tiktoken")
+    terminal.type(b"65 27 91 50 74 13 66\n\x04")
+    assert terminal.exit_code() == 0
+    assert "A\\x1b[2J\\x0dB" in terminal.output

@@ -224,6 +224,13 @@ def pickle_seeds():
     yield b"".join([*head, tensor, pickle.dumps(["0"], 2), (6).to_bytes(8, "little"), bytes(24)])
 
 
+def http_seeds():
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost:5000\r\nContent-Type: application/json\r\nX: a%20b\r\n"
+    yield head + b"Content-Length: 2\r\n\r\n{}GET / HTTP/1.1\r\n"
+    yield head + b"Transfer-Encoding: chunked\r\n\r\n4;a=b\r\nWiki\r\nb\r\npedia in chu\r\n0\r\nX-Trailer: 1\r\n\r\nGET"
+    yield b"\r\nGET /health HTTP/1.0\r\n\r\n"
+
+
 def requests_seeds():
     def body(kind, **fields):
         return bytes([kind]) + json.dumps(fields).encode()
@@ -238,7 +245,7 @@ def requests_seeds():
     yield body(3, tokens=[1, 2], max_new_tokens=3, top_k=2, num_return_sequences=2, stop="a", add_BOS=True)
 
 
-SEEDS = {"fuzz_command_line": command_line_seeds, "fuzz_config_file": config_file_seeds, "fuzz_idx": idx_seeds,
+SEEDS = {"fuzz_command_line": command_line_seeds, "fuzz_config_file": config_file_seeds, "fuzz_http": http_seeds, "fuzz_idx": idx_seeds,
          "fuzz_dist_metadata": dist_metadata_seeds, "fuzz_jsonl": jsonl_seeds, "fuzz_manifest": manifest_seeds, "fuzz_pickle": pickle_seeds,
          "fuzz_requests": requests_seeds, "fuzz_safetensors": safetensors_seeds,
          "fuzz_safetensors_index": safetensors_index_seeds, "fuzz_sentencepiece": sentencepiece_seeds,

@@ -12,9 +12,9 @@ namespace {
 // At most so many values: shared ones make walks exponential.
 void read_all(const teratron::TorchFile& file, const teratron::PickleValue& value, int& left) {
   if (--left < 0) return;
-  if (value.is(teratron::PickleValue::Kind::tensor) && teratron::numel(value.tensor) < 1 << 16)
-    file.read(value.tensor);
-  for (const teratron::PickleValue* item : value.items) read_all(file, *item, left);
+  if (value.is(teratron::PickleValue::Kind::tensor) && teratron::numel(value.tensor()) < 1 << 16)
+    file.read(value.tensor());
+  for (const teratron::PickleValue* item : value.items()) read_all(file, *item, left);
 }
 
 }  // namespace

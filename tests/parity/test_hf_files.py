@@ -1,4 +1,4 @@
-"""Hugging Face weights as torch.save wrote them, against the same weights as safetensors.
+"""Hugging Face weights as torch.save wrote them, against the same weights as safetensors; incomplete files of settings.
 
 TERATRON_BINARY names the program.
 """
@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from test_hf_conversion import CONFIGS, assert_same, random_model, run
+from test_hf_conversion import CONFIGS, assert_same, check_logits, random_model, run
 
 torch = pytest.importorskip("torch")
-from safetensors.torch import load_file  # noqa: E402
+transformers = pytest.importorskip("transformers")
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 
 def save_as_bin(model, folder, shards):
@@ -55,3 +56,38 @@ def test_a_tensor_with_gaps_and_parameters_are_read(tmp_path):
     for kind in ("safe", "bin"):
         run("ckpt", "convert", "--from-hf", tmp_path / kind, "--save", tmp_path / f"{kind}-ckpt")
     assert_same(checkpoint_tensors(tmp_path / "safe-ckpt"), checkpoint_tensors(tmp_path / "bin-ckpt"))
+
+
+def test_queries_keys_and_values_of_different_types_are_promoted(tmp_path):
+    """As torch.cat does."""
+    model = random_model("llama-gqa")
+    types = {"q_proj": torch.float32, "k_proj": torch.bfloat16, "v_proj": torch.float16, "gate_proj": torch.bfloat16, "up_proj": torch.float16}
+    model.save_pretrained(tmp_path / "in")
+    rounded = {name: tensor.to(types.get(name.split(".")[-2], tensor.dtype)) for name, tensor in load_file(
+        tmp_path / "in" / "model.safetensors").items()}
+    save_file(rounded, tmp_path / "in" / "model.safetensors", {"format": "pt"})
+    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
+    run("ckpt", "convert", "--to-hf", tmp_path / "out", "--load", tmp_path / "ckpt")
+    again = load_file(tmp_path / "out" / "model.safetensors")
+    assert_same(again, {name: tensor.float() for name, tensor in rounded.items()})
+
+
+@pytest.mark.parametrize("name, keys", [("mixtral", ["rope_parameters", "rms_norm_eps"]), ("gpt_neox", ["rope_parameters"])])
+def test_keys_left_out_are_those_of_the_class(name, keys, tmp_path):
+    """Mixtral's rotary base is 1e6, which changes logits by several units."""
+    random_model(name).save_pretrained(tmp_path / "in")
+    file = tmp_path / "in" / "config.json"
+    file.write_text(json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key not in keys}))
+    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
+    check_logits(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "in").eval(), tmp_path)
+
+
+def test_more_experts_for_a_token_than_there_are(tmp_path):
+    random_model("mixtral").save_pretrained(tmp_path / "in")
+    file = tmp_path / "in" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "num_experts_per_tok": 9}))
+    (tmp_path / "ids.txt").write_text("1 2 3\n")
+    for command in (["ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt"],
+                    ["logits", "--hf", tmp_path / "in", "--input", tmp_path / "ids.txt", "--output", tmp_path / "out.safetensors"]):
+        said = run(*command, code=2)
+        assert str(file) in said and "'num_experts_per_tok' = 9 is more than 'num_local_experts' = 4" in said

@@ -159,9 +159,12 @@ TINY = ["--num-layers", 2, "--hidden-size", 32, "--num-attention-heads", 4, "--s
 
 def test_adapters_beside_experts_are_the_attentions(tmp_path):
     """Unless --lora-targets names those of experts (test_lora_experts.py)."""
-    moe = [*TINY, "--num-experts", 4, "--moe-router-topk", 2]
+    moe = [*TINY, "--num-experts", 4, "--moe-router-topk", 2, "--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias"]
     run("pretrain", "gpt", *moe, "--save", tmp_path / "run")
-    names = {name for file in (tmp_path / "run" / "iter_0000004").glob("*.safetensors") for name in load_file(file) if ".lora_" in name}
+    saved = {name: value for file in (tmp_path / "run" / "iter_0000004").glob("*.safetensors") for name, value in load_file(file).items()}
+    names = {name for name in saved if ".lora_" in name}
+    biases = [value for name, value in saved.items() if name.endswith("router.expert_bias")]
+    assert len(biases) == 2 and not any(bias.any() for bias in biases), "a frozen router's bias stays as it is, here 0"
     assert {name.split("layers.0.")[1] for name in names if "layers.0." in name} == {
         f"self_attention.linear_{layer}.lora_{side}" for layer in ("qkv", "proj") for side in "AB"}
 

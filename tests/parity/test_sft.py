@@ -159,9 +159,9 @@ def test_epochs_evaluation_and_resume(data, tmp_path):
             total += float(torch.nn.functional.cross_entropy(model(ids).logits[0, :-1], labels[0, 1:], reduction="sum"))
             count += int((labels[0, 1:] != -100).sum())
     assert abs(losses[2] - total / count) <= 1e-5 * losses[2]
-    resumable = [*command, "--save", tmp_path / "run", "--load", tmp_path / "run", "--hf-out", tmp_path / "out"]
-    run("pretrain", "gpt", *resumable, "--exit-interval", 3)
-    run("pretrain", "gpt", *resumable)
+    resumable = ["finetune", "gpt", *command[1:], "--save", tmp_path / "run", "--hf-out", tmp_path / "out"]
+    run(*resumable, "--exit-interval", 3)
+    assert "at iteration 3\n" in run(*resumable)
     whole, again = tensors(tmp_path / "whole"), tensors(tmp_path / "out")
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     said = launch(2, "pretrain", "gpt", *command)

@@ -53,9 +53,10 @@ class Reply:
 
 
 class Server:
-    """`run`: a checkpoint, or the flags that name a model. `command`: another program than `teratron LAUNCH serve`."""
+    """`run`: a checkpoint, or the flags that name a model. `command`: another program than `teratron LAUNCH serve`.
+    `reads`: its output is read after its start too."""
 
-    def __init__(self, run, *flags, launch=(), log=None, command=None, **variables):
+    def __init__(self, run, *flags, launch=(), log=None, command=None, reads=True, **variables):
         self.ended = False
         self.output = open(log, "w+") if log else None
         source = ["--load", run] if isinstance(run, Path) else run
@@ -69,7 +70,8 @@ class Server:
             if found:
                 self.name, self.host, self.port = found[1], found[2], int(found[3])
                 self.reader = threading.Thread(target=lambda: self.lines.extend(self.process.stdout))
-                self.reader.start()
+                if reads:
+                    self.reader.start()
                 return
         raise AssertionError(f"the server did not start: {''.join(self.lines)}")
 
@@ -120,6 +122,10 @@ class Server:
     def memory(self, which="VmRSS"):
         """Resident MiB of the server's process; VmHWM: the most so far."""
         return int(re.search(rf"{which}:\s+(\d+)", Path(f"/proc/{self.process.pid}/status").read_text())[1]) / 1024
+
+    def cpu_seconds(self):
+        user, system = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def stop(self, code=0, sign=signal.SIGTERM):
         self.process.send_signal(sign)

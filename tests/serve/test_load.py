@@ -57,8 +57,8 @@ def misbehave(server, stop):
     while not stop.wait(0.02):
         raw = socket.create_connection((server.host, server.port), timeout=20)
         body = json.dumps({"prompt": "The", "max_tokens": POSITIONS - 9, "stream": True, "ignore_eos": True})
-        raw.sendall(chosen.choice([b"", b"GET / HT", b"\x16\x03\x01\x02\x00" * 9, b"PUT /api HTTP/1.1\r\nContent-Length: 100\r\n\r\n{",
-                                   f"POST /v1/completions HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()]))
+        raw.sendall(chosen.choice([b"", b"GET / HT", b"\x16\x03\x01\x02\x00" * 9, b"PUT /api HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{",
+                                   f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()]))
         kept.append(raw)
         if len(kept) > 20:
             kept.pop(0).close()

@@ -1,5 +1,6 @@
 """The server: start and end, limits, keys, clients that misbehave or leave, several ranks."""
 
+import fcntl
 import http.client
 import json
 import os
@@ -9,9 +10,10 @@ import signal
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
-from server import BINARY, POSITIONS, ROOT, documented, make_model, needs_binary, serving, teratron, wait_for
+from server import BINARY, POSITIONS, ROOT, documented, make_model, needs_binary, serving, teratron, train, wait_for
 
 pytestmark = needs_binary
 
@@ -72,13 +74,12 @@ def test_broken_bodies(server, path, body, says):
 
 
 @pytest.mark.parametrize("headers, status", [
-    ({"Content-Encoding": "gzip"}, 415), ({"Content-Type": "multipart/form-data; boundary=x"}, 415), ({"Transfer-Encoding": "chunked"}, 411),
+    ({"Content-Encoding": "gzip"}, 415), ({"Content-Type": "multipart/form-data; boundary=x"}, 415), ({"Content-Type": ""}, 415),
     ({"Content-Length": "9999999999"}, 413), ({"Range": "bytes=" + "0-1," * 1500}, None), ({"X": "y" * 9000}, 400)])
 def test_headers(server, headers, status):
     with socket.create_connection((server.host, server.port), timeout=20) as raw:
-        text = "".join(f"{name}: {value}\r\n" for name, value in {"Content-Length": "2", **headers}.items()
-                       if not (name == "Content-Length" and "Transfer-Encoding" in headers))
-        raw.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{text}\r\n{{}}".encode())
+        text = "".join(f"{name}: {value}\r\n" for name, value in {"Content-Length": "2", "Content-Type": "application/json", **headers}.items())
+        raw.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{text}\r\n{{}}".encode())
         answer = raw.recv(4096).decode()
     found = int(answer.split()[1])
     assert found == status if status else 400 <= found < 500, answer
@@ -101,27 +102,80 @@ def test_connections_beyond_the_limit_wait(run):
     with serving(run, "--max-connections", "2") as server:
         kept = [server.send("GET", "/health") for _ in range(2)]
         assert [connection.getresponse().read() and connection for connection in kept] == kept
-        third = server.send("GET", "/health")
+        third = server.send("GET", "/v1/models")
         third.sock.settimeout(0.5)
         with pytest.raises(TimeoutError):
             third.getresponse()
+        silent = server.connect()
+        silent.connect()
+        for path in ("/health", "/v1/health"):  # however many wait
+            assert server.ask("GET", path).json["ready"] and server.ask("HEAD", path).status == 200
         third.close()
-        fourth = server.send("GET", "/health")
+        fourth = server.send("GET", "/v1/models")
         kept[0].close()
+        kept[1].close()
         assert fourth.getresponse().status == 200
-        for connection in (*kept, fourth):
+        for connection in (*kept, fourth, silent):
             connection.close()
 
 
-def test_api_key(run):
-    with serving(run, "--api-key", "secret") as server:
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}, {"Authorization": "Bearer secret2"}):
+def test_nobody_reads_standard_output(run):
+    with serving(run, reads=False) as server:
+        fcntl.fcntl(server.process.stdout, fcntl.F_SETPIPE_SZ, 4096)
+        for _ in range(20):  # each is logged
+            assert server.api(prompts=["x" * 1000], tokens_to_generate=1).status == 200
+        assert server.ask("GET", "/health").status == 200
+        start = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=30) == 0 and time.monotonic() - start < 15
+        server.ended = True
+
+
+def shown_by_ps(server):
+    return b"".join(Path(f"/proc/{process}/cmdline").read_bytes() for process in [server.process.pid, *ranks_of(server)])
+
+
+@pytest.mark.parametrize("given", ["flag", "flag=", "file", "variable", "launch"])
+def test_api_key(run, tmp_path, given):
+    (tmp_path / "key").write_text("s%65cr3t\n")
+    flags = {"flag": ["--api-key", "s%65cr3t"], "flag=": ["--api-key=s%65cr3t"], "file": ["--api-key-file", tmp_path / "key"],
+             "launch": ["--api-key", "s%65cr3t"], "variable": []}[given]
+    launch = ["launch", "--nproc-per-node", "1", "--log-dir", tmp_path / "logs", "--"] if given == "launch" else []
+    with serving(run, *flags, launch=launch, log=tmp_path / "err", **({"TERATRON_API_KEY": "s%65cr3t"} if given == "variable" else {})) as server:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "s%65cr3t"}, {"Authorization": "Bearer s%65cr3t2"}, {"Authorization": "Bearer secr3t"}):
             for method, path in [("POST", "/v1/completions"), ("PUT", "/api"), ("GET", "/metrics"), ("GET", "/v1/models")]:
                 reply = server.ask(method, path, {"prompt": "a"} if method != "GET" else None, headers)
                 assert reply.status == 401 and reply.json["error"]["code"] == "invalid_api_key", reply.text
         assert server.ask("GET", "/health").status == server.ask("GET", "/").status == 200
-        assert server.ask("POST", "/v1/completions", {"prompt": "a"}, {"Authorization": "Bearer secret"}).status == 200
-        assert "secret" not in server.stop(), "keys are not logged"
+        for scheme in ("Bearer", "bearer"):
+            key = {"Authorization": f"{scheme} s%65cr3t"}
+            assert server.ask("POST", "/v1/completions", {"prompt": "a"}, key).status == 200
+        metrics = server.ask("GET", "/metrics", headers=key).text
+        assert b"serve" in shown_by_ps(server) and b"cr3t" not in shown_by_ps(server)
+        written = server.stop() + metrics + (tmp_path / "err").read_text() + "".join(log.read_text() for log in tmp_path.glob("logs/**/*") if log.is_file())
+        assert "cr3t" not in written, "keys are not logged"
+
+
+@pytest.mark.parametrize("flags, variable, says", [
+    ([], "", "the API key is empty"), (["--api-key-file", "empty"], None, "the API key is empty"), (["--api-key", "a b"], None, "a header cannot hold"),
+    (["--api-key-file", "none"], None, "none"), (["--api-key", "a", "--api-key-file", "empty"], None, "two API keys"),
+    (["--cors-origin", "app.example"], None, "--cors-origin"), (["--allow-host", "a:80"], None, "--allow-host")])
+def test_access_that_cannot_be_meant(run, tmp_path, monkeypatch, flags, variable, says):
+    (tmp_path / "empty").write_text("\nkey\n")
+    monkeypatch.chdir(tmp_path)
+    if variable is not None:
+        monkeypatch.setenv("TERATRON_API_KEY", variable)
+    assert says in teratron("serve", "--load", run, "--port", 0, *flags, code=2).stderr
+
+
+def test_training_does_not_store_keys(tmp_path):
+    (tmp_path / "run.yaml").write_text("api_key: fr0mfile\n")
+    for number, key in enumerate((["--api-key", "fr0mflag"], ["--config-file", tmp_path / "run.yaml"])):
+        run = tmp_path / str(number)
+        shown = train("--num-layers", "1", "--hidden-size", "8", "--num-attention-heads", "1", "--seq-length", "8", "--max-position-embeddings", "8", "--micro-batch-size",
+                      "1", "--global-batch-size", "1", "--lr", "1e-2", "--eval-iters", "0", "--device", "cpu", "--mock-data", "--train-iters", "1", "--save", run, *key)
+        everything = (shown.stdout + shown.stderr).encode() + b"".join(path.read_bytes() for path in run.rglob("*") if path.is_file())
+        assert b"api_key" in everything and b"fr0m" not in everything
 
 
 def test_full_queue_and_large_bodies(run):

@@ -85,6 +85,17 @@ void add_compat_flag(const Schema& schema, const CompatFlag& flag, const RawOpti
                                          : "Remove it");
 }
 
+// Flags that may be repeated add to the list of those before.
+void add_earlier_values(const Field& field, ParseResult& result, Value& value) {
+  auto* const list = std::get_if<std::vector<std::string>>(&value);
+  const auto earlier = std::find_if(
+      result.assignments.rbegin(), result.assignments.rend(),
+      [&](const Assignment& each) { return each.field == &field && each.where.starts_with("--"); });
+  if (!list || earlier == result.assignments.rend()) return;
+  const auto& before = std::get<std::vector<std::string>>(earlier->value);
+  list->insert(list->begin(), before.begin(), before.end());
+}
+
 void add_field(const Schema::Target& target, const RawOption& option, ParseResult& result) {
   const Field& field = *target.field;
   if (field.status == FieldStatus::derived) {
@@ -103,6 +114,7 @@ void add_field(const Schema::Target& target, const RawOption& option, ParseResul
       return;
     }
     if (target.negated) value = !std::get<bool>(value);
+    if (field.traits.repeats && option.where.starts_with("--")) add_earlier_values(field, result, value);
   }
   result.assignments.push_back({&field, std::move(value), value_position(option)});
 }

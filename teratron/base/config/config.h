@@ -93,6 +93,8 @@ struct FieldTraits {
   size_t count = 0;                                        // exact length of a list (0: any)
   bool required = false;                                   // of a command (command_line.h)
   bool positional = false;                                 // of a command: also takes words without a flag
+  bool repeats = false;                                    // of a list: each flag adds to it
+  bool secret = false;                                     // nothing shows or stores the value
 };
 
 struct Field {
@@ -241,12 +243,15 @@ void review(const Schema& schema, const void* defaults, const ReviewOptions& opt
 /// Writes the assignments to `object` and returns their sources.
 Sources apply(const ParseResult& result, void* object);
 
+/// python_str() of the field's value; "hidden" for a secret.
+std::string shown_value(const Field& field, const void* object);
+
 /// Python's str(): True, None, 1e-05, ['a', 'b']. An empty list is None, as unset lists are in Megatron-LM.
 std::string python_str(const Value& value);
 /// Megatron-LM's listing: a header, lines "  name ...... value" with dots up to column 48 sorted
 /// case-insensitively, an end line.
 std::string dump(const Schema& schema, const void* object);
-/// JSON object of all fields in table order.
+/// JSON object of all fields in table order; secrets are null.
 std::string to_json(const Schema& schema, const void* object);
 /// Inverse of to_json(); returns unknown keys. Throws UserError(checkpoint) on invalid JSON, a wrong type, a
 /// value out of range or a duplicate key. `where` names the file.

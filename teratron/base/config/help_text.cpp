@@ -199,12 +199,18 @@ std::string flag_for(const Field& field, const Value& value) {
   return flag_of(field.name);
 }
 
+std::string shown_value(const Field& field, const void* object) {
+  const Value value = get_value(field, object);
+  const bool hidden = field.traits.secret && !std::holds_alternative<std::monostate>(value);
+  return hidden ? "hidden" : python_str(value);
+}
+
 std::string dump(const Schema& schema, const void* object) {
   std::vector<std::string> lines;
   for (const Field& field : schema.fields()) {
     const size_t dots = field.name.size() < 48 ? 48 - field.name.size() : 0;
     lines.push_back(fmt::format("  {} {} {}", field.name, std::string(dots, '.'),
-                                printable(python_str(get_value(field, object)), 4096)));
+                                printable(shown_value(field, object), 4096)));
   }
   std::sort(lines.begin(), lines.end(),
             [](const auto& a, const auto& b) { return to_lower(a) < to_lower(b); });
@@ -216,7 +222,7 @@ std::string dump(const Schema& schema, const void* object) {
 std::string to_json(const Schema& schema, const void* object) {
   Json json = Json::object();
   for (const Field& field : schema.fields())
-    json[std::string(field.name)] = json_of(get_value(field, object));
+    json[std::string(field.name)] = field.traits.secret ? Json() : json_of(get_value(field, object));
   return json.dump(1, ' ', false, Json::error_handler_t::replace);
 }
 

@@ -11,6 +11,7 @@
 #include "teratron/cli/ckpt/ckpt_convert.h"
 #include "teratron/cli/ckpt/ckpt_megatron.h"
 #include "teratron/cli/ckpt/ckpt_merge_lora.h"
+#include "teratron/cli/ckpt/removal_on_signal.h"
 #include "teratron/cli/commands.h"
 #include "teratron/hf/hf_checkpoint.h"
 #include "teratron/settings/arguments.h"
@@ -141,6 +142,7 @@ int verify_command(Args args) {
 }  // namespace
 
 int ckpt_command(std::span<const std::string> args) {
+  const RemovalOnSignal removal;
   const Subcommand subcommands[] = {
       {"inspect", "show the contents of a checkpoint", inspect_command},
       {"verify", "check every byte against its hash", verify_command},

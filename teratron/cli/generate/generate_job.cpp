@@ -4,13 +4,31 @@
 #include "teratron/models/precision.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/tokenizer/build_tokenizer.h"
+#include "teratron/tokenizer/end_tokens.h"
 #include "teratron/train/engine/engine_options.h"
 
 namespace teratron {
 
 namespace {
 
-RequestReader request_reader(const Arguments& args, const Tokenizer* tokenizer, bool has_source) {
+// What ends an answer: the tokens that the model's files and the tokenizer name, or --stop-token alone.
+std::vector<int32_t> ends_of(const LoadedModel& loaded, const Tokenizer* tokenizer, int32_t usual_end) {
+  const Arguments& args = loaded.args;
+  if (args.stop_token) {
+    if (*args.stop_token < 0) return {};
+    return {static_cast<int32_t>(*args.stop_token)};
+  }
+  std::vector<int32_t> ends = saved_configured_tokens(loaded.checkpoint.config).ends;
+  if (tokenizer) {
+    for (const int32_t id : end_tokens(tokenizer_options(args), *tokenizer)) add_end(id, ends);
+  }
+  if (usual_end >= 0) add_end(usual_end, ends);
+  return ends;
+}
+
+RequestReader request_reader(const LoadedModel& loaded, const Tokenizer* tokenizer) {
+  const Arguments& args = loaded.args;
+  const bool has_source = loaded.model.source.has_value();
   RequestReader reader{.tokenizer = tokenizer, .add_bos = args.add_bos};
   if (tokenizer) reader.document_end = tokenizer->special().eod.value_or(-1);
   const int32_t usual_end = has_source ? use_encoder_rules(reader) : reader.document_end;
@@ -27,15 +45,12 @@ RequestReader request_reader(const Arguments& args, const Tokenizer* tokenizer, 
                       .top_p_bound = args.top_p_bound,
                       .seed = static_cast<uint64_t>(args.seed)};
   check_sampling(request.sampling);
-  const int64_t end = args.stop_token.value_or(usual_end);
-  if (end >= 0) request.stop.tokens = {static_cast<int32_t>(end)};
+  request.stop.tokens = ends_of(loaded, tokenizer, usual_end);
   request.stop.texts = args.stop;
   request.stop.on_eol = args.stop_on_eol;
   request.stop.on_double_eol = args.stop_on_double_eol;
   request.prevent_newline_after_colon = args.prevent_newline_after_colon;
-  request.beams = {.width = args.num_beams > 1 ? args.num_beams : 0,
-                   .length_penalty = args.length_penalty,
-                   .stop_token = static_cast<int32_t>(end)};
+  request.beams = {.width = args.num_beams > 1 ? args.num_beams : 0, .length_penalty = args.length_penalty};
   request.choices = args.num_return_sequences;
   request.logprobs = args.logprobs;
   if (args.max_new_tokens) {
@@ -66,7 +81,7 @@ GenerateJob load_generate_job(const ParsedArguments& parsed, const Mesh& mesh, b
     if (needs_tokenizer) throw;
     problem = error.what();
   }
-  job.reader = request_reader(job.args(), job.tokenizer.get(), job.loaded.model.source.has_value());
+  job.reader = request_reader(job.loaded, job.tokenizer.get());
   job.reader.no_tokenizer = problem;
   return job;
 }

@@ -4,12 +4,16 @@
 #include <deque>
 #include <filesystem>
 #include <map>
+#include <utility>
 
 #include "teratron/base/file.h"
+#include "teratron/base/file_lock.h"
+#include "teratron/base/hash.h"
 #include "teratron/base/hash_name.h"
 #include "teratron/base/json.h"
 #include "teratron/base/log.h"
 #include "teratron/base/text_lines.h"
+#include "teratron/comm/collective_errors.h"
 
 namespace teratron {
 
@@ -49,19 +53,58 @@ bool is_error(const std::string& line) {
   return value.is_object() && value.contains(error_key);
 }
 
-// Cuts off what an interruption left of another line.
-WrittenLines keep_complete_lines(const fs::path& path) {
+// A line of the partial file; answers hold no tab, which JSON escapes.
+std::string with_hash(int64_t number, const std::string& answer) {
+  return fmt::format("{}\t{}\n", answer, hash_to_hex(hash_text(fmt::format("{} {}", number, answer))));
+}
+
+// The answer in such a line, without its end; nullopt if the line is damaged.
+std::optional<std::string> checked_answer(int64_t number, const std::string& line) {
+  std::string answer = line.substr(0, line.rfind('\t'));
+  if (with_hash(number, answer) != line + "\n") return std::nullopt;
+  return answer;
+}
+
+// Cuts off what an interruption left of another line, and what follows a damaged one.
+WrittenLines keep_sound_lines(const fs::path& path) {
   if (!fs::exists(path)) return {};
   std::ifstream file = open_text(path, ExitCode::config);
   WrittenLines written;
-  uintmax_t complete = 0;
+  uintmax_t sound = 0;
   for (std::string line; std::getline(file, line) && !file.eof();) {
+    const std::optional<std::string> answer = checked_answer(written.lines + 1, line);
+    if (!answer) {
+      warn("{}:{} is damaged: it and the lines after it are answered again", path.string(),
+           written.lines + 1);
+      break;
+    }
     written.lines += 1;
-    written.errors += is_error(line) ? 1 : 0;
-    complete += line.size() + 1;
+    written.errors += is_error(*answer) ? 1 : 0;
+    sound += line.size() + 1;
   }
-  if (complete < fs::file_size(path)) fs::resize_file(path, complete);
+  if (sound < fs::file_size(path)) fs::resize_file(path, sound);
   return written;
+}
+
+// Writes the answers of a complete partial file.
+void write_answers(const fs::path& partial, const std::string& output) {
+  fs::path complete = partial;
+  complete += ".complete";
+  fs::remove(complete);  // of a run that was killed here
+  std::ifstream file = open_text(partial, ExitCode::config);
+  File answers = File::create(complete, ExitCode::config);
+  for (std::string line; std::getline(file, line);) answers.write(line.substr(0, line.rfind('\t')) + "\n");
+  answers.sync();
+  answers.close();
+  rename_path(complete, output, ExitCode::config);
+  fs::remove(partial);
+}
+
+FileLock lock_output(const std::string& output) {
+  if (std::optional<FileLock> lock = FileLock::try_acquire(output + ".lock")) return *std::move(lock);
+  throw config_error({.what = "another run is writing it",
+                      .where = fmt::format("--output {}", printable(output, 4096)),
+                      .fix = "Wait for it, or name another file"});
 }
 
 nlohmann::json parse_line(const std::string& line, const std::string& where) {
@@ -80,6 +123,7 @@ class LinesJob {
   LinesJob(const GenerateJob& job, RankedEngine& engine)
       : job_(job),
         engine_(engine),
+        reader_(job.reader),
         input_(*job.args().input),
         output_(*job.args().output),
         file_(open_text(input_, ExitCode::data)) {
@@ -87,7 +131,7 @@ class LinesJob {
     const InputSummary summary = summarize(input_, salt);
     total_ = summary.lines;
     partial_ = fmt::format("{}.{:016x}.partial", output_, summary.hash);
-    const WrittenLines earlier = keep_complete_lines(partial_);
+    const WrittenLines earlier = keep_sound_lines(partial_);
     written_ = earlier.lines;
     errors_ = earlier.errors;
     if (written_ > 0)
@@ -110,7 +154,7 @@ class LinesJob {
     status_line("");
     answers_->sync();
     answers_->close();
-    rename_path(partial_, output_, ExitCode::config);
+    write_answers(partial_, output_);
     const double seconds = seconds_since(start_);
     const int64_t tokens = engine_.local().generated_tokens();
     print("{}: {} answers, {} tokens in {:.1f} s ({:.0f} tokens/s)", output_, written_ - errors_, tokens,
@@ -129,17 +173,26 @@ class LinesJob {
     std::string line;
     if (!next_line(file_, line, input_)) return false;
     const int64_t number = ++read_;
+    reader_.defaults.sequence = std::exchange(sequences_, sequences_ + answers_to(line));
     if (number <= already) return true;
     const std::string where = fmt::format("{}:{}", input_, number);
     Pending& pending = pending_[number];
     try {
       const nlohmann::json value = parse_line(line, where);
-      pending.request = request_from_json(value, job_.reader, where);
+      pending.request = request_from_json(value, reader_, where);
       line_of_[engine_.submit(pending.request)] = number;
     } catch (const UserError& error) {
       fail(pending, where, error);
     }
     return true;
+  }
+
+  // How many sequences of the file's random numbers a line takes.
+  uint64_t answers_to(const std::string& line) const {
+    const auto value = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const auto found = value.is_object() ? value.find("num_return_sequences") : value.end();
+    const bool is_given = found != value.end() && found->is_number_unsigned() && *found < 1U << 20U;
+    return is_given ? found->get<uint64_t>() : static_cast<uint64_t>(job_.reader.defaults.choices);
   }
 
   void fail(Pending& pending, const std::string& where, const UserError& error) {
@@ -162,9 +215,9 @@ class LinesJob {
 
   void write_ready() {
     while (!pending_.empty() && !pending_.begin()->second.answer.empty()) {
-      answers_->write(pending_.begin()->second.answer + "\n");
-      pending_.erase(pending_.begin());
       written_ += 1;
+      answers_->write(with_hash(written_, pending_.begin()->second.answer));
+      pending_.erase(pending_.begin());
     }
   }
 
@@ -177,6 +230,8 @@ class LinesJob {
 
   const GenerateJob& job_;
   RankedEngine& engine_;
+  RequestReader reader_;
+  uint64_t sequences_ = 0;  // of the lines before
   std::string input_, output_;
   std::ifstream file_;
   fs::path partial_;
@@ -191,6 +246,11 @@ class LinesJob {
 
 ExitCode generate_lines(const GenerateJob& job) {
   open_text(*job.args().input, ExitCode::data);  // all ranks say what is wrong with it
+  std::optional<FileLock> lock;
+  run_on_rank_0(job.ranks(), [&]() -> std::string {
+    lock.emplace(lock_output(*job.args().output));
+    return "";
+  });
   ExitCode code = ExitCode::ok;
   with_engine(job, engine_settings(job), [&](RankedEngine& engine) {
     if (LinesJob(job, engine).run() > 0) code = ExitCode::data;

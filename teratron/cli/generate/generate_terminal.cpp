@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "teratron/base/environment.h"
+#include "teratron/base/strings.h"
 #include "teratron/cli/generate/line_editor.h"
 #include "teratron/generate/texts.h"
 
@@ -18,14 +19,17 @@ void answer(const GenerateJob& job, GenerationRequest request, RankedEngine& eng
   TextStream stream(*job.tokenizer, request);
   const bool beams = request.beams.width > 0;
   request.choices = 1;
-  request.on_token = [&](int64_t, const GeneratedToken& token) { editor.write(stream.add(token.id)); };
+  request.on_token = [&](int64_t, const GeneratedToken& token) {
+    editor.write(terminal_text(stream.add(token.id)));
+  };
   const int64_t id = engine.submit(request);
   while (engine.step()) {
     if (editor.interrupted()) engine.cancel(id);
   }
   for (const GenerationResult& result : engine.take_results()) {
     const bool has_text = beams && !result.choices.empty();
-    editor.write(has_text ? answer_text(*job.tokenizer, request, result.choices.front()) : stream.finish());
+    editor.write(terminal_text(has_text ? answer_text(*job.tokenizer, request, result.choices.front())
+                                        : stream.finish()));
   }
   editor.write("\n");
 }
@@ -34,10 +38,12 @@ void converse(const GenerateJob& job, RankedEngine& engine, LineEditor& editor) 
   editor.write(
       "Each input is continued. Ctrl-C ends an answer, Ctrl-D the program; a line that ends with \\ goes "
       "on.\n");
+  uint64_t inputs = 0;
   while (const std::optional<std::string> input = editor.read("> ", [&] { engine.keep_alive(); })) {
     if (input->empty()) continue;
     try {
       GenerationRequest request = job.reader.defaults;
+      request.sequence = inputs++;
       request.logprobs = false;
       set_prompt(job.reader,
                  encode_prompt(*job.tokenizer, *input, job.args().add_bos ? job.reader.document_end : -1),

@@ -6,6 +6,7 @@
 
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
+#include "teratron/base/strings.h"
 #include "teratron/base/text_lines.h"
 #include "teratron/generate/texts.h"
 #include "teratron/telemetry/metrics_logger.h"
@@ -51,7 +52,7 @@ class TextWriter {
   }
   /// `line` is written to the file.
   void add(const SampleText& sample, const std::string& line) {
-    print("{}{}", sample.prompt, sample.text);
+    print("{}{}", stdout_text(sample.prompt), stdout_text(sample.text));
     print("");
     if (file_) file_->write(line + "\n");
     metrics_logger_.log({.wall_time = wall_clock(), .data = sample});
@@ -123,7 +124,9 @@ std::vector<Prompt> prompts_of(const GenerateJob& job) {
         {.what = "the tokenizer has no end-of-document token", .where = "--add-bos", .fix = "Leave it out"});
   }
   for (const std::string& text : read_prompts(args, job.mesh.world_size())) {
+    const size_t index = prompts.size();
     prompts.push_back({text, job.reader.defaults});
+    prompts.back().request.sequence = index * static_cast<uint64_t>(args.num_return_sequences);
     set_prompt(job.reader, encode_prompt(*job.tokenizer, text, args.add_bos ? job.reader.document_end : -1),
                prompts.back().request);
   }
@@ -164,9 +167,8 @@ void write_answers(const GenerateJob& job, const Prompt& prompt, const Generatio
                             .prompt = prompt.text,
                             .text = answer_text(*job.tokenizer, prompt.request, choice)};
     const bool finished = choice.finish_reason == "stop";
-    const std::vector<int32_t>& ends = prompt.request.stop.tokens;
-    const bool has_end = finished && !choice.tokens.empty() &&
-                         std::find(ends.begin(), ends.end(), choice.tokens.back()) != ends.end();
+    const bool has_end =
+        finished && !choice.tokens.empty() && ends_at_token(prompt.request.stop, choice.tokens.back());
     texts.add(sample, job.args().num_samples > 0
                           ? json_line(sample.text, choice.tokens.size() - (has_end ? 1 : 0), finished)
                           : sample.prompt + sample.text + "\n");

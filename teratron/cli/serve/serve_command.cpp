@@ -3,11 +3,14 @@
 
 #include <malloc.h>
 
+#include "teratron/base/background_log.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/generate/generate_job.h"
 #include "teratron/cli/inference_program.h"
 #include "teratron/cli/run_job.h"
+#include "teratron/cli/serve/access_options.h"
+#include "teratron/comm/transport/descriptor_limit.h"
 #include "teratron/hf/architecture.h"
 #include "teratron/serve/run_server.h"
 #include "teratron/settings/component_options.h"
@@ -28,6 +31,7 @@ HttpOptions http_options(const Arguments& args, Metrics& metrics) {
           .port = static_cast<int>(args.port),
           .max_connections = static_cast<size_t>(args.max_connections),
           .max_body_bytes = static_cast<size_t>(args.max_body_bytes),
+          .probes = health_paths,
           .on_connections = [&metrics](int64_t change) { metrics.add_connections(change); }};
 }
 
@@ -50,29 +54,29 @@ void choose_chat(const Arguments& args, const Tokenizer& tokenizer, RoutesOption
   }
 }
 
-RoutesOptions routes_options(const GenerateJob& job, const Arguments& given, const Engine& engine) {
+RoutesOptions routes_options(const GenerateJob& job, const Arguments& given, const AccessOptions& access,
+                             const Engine& engine) {
   RoutesOptions routes{.model = {.tokenizer = *job.tokenizer,
                                  .name = model_name(given),
                                  .limits = engine.limits(),
                                  .document_end = job.reader.document_end,
+                                 .end_tokens = job.reader.defaults.stop.tokens,
                                  .max_request_tokens = given.max_tokens_to_oom.value_or(0),
                                  .lenient_errors = !given.api_strict},
-                       .api_key = given.api_key.value_or(""),
+                       .api_key = access.api_key,
                        .answer_timeout = std::chrono::seconds(given.answer_timeout),
-                       .max_body_bytes = static_cast<size_t>(given.max_body_bytes)};
+                       .max_body_bytes = static_cast<size_t>(given.max_body_bytes),
+                       .browsers = access.browsers};
   Arguments args = job.args();
   args.chat_template = given.chat_template;
   choose_chat(args, *job.tokenizer, routes);
   return routes;
 }
 
-bool is_loopback(const std::string& host) {
-  return host.starts_with("127.") || host == "localhost" || host == "::1";
-}
-
-void announce(const Arguments& args, const std::string& name, int port) {
-  if (!is_loopback(args.host) && !args.api_key)
-    notice("all who reach {}:{} may use the server; --api-key KEY asks for a key", args.host, port);
+void announce(const Arguments& args, const AccessOptions& access, const std::string& name, int port) {
+  if (!is_loopback(args.host) && access.api_key.empty())
+    notice("all who reach {}:{} may use the server; TERATRON_API_KEY or --api-key-file asks for a key",
+           args.host, port);
   print("serving {} at http://{}:{}", name,
         args.host.find(':') != std::string::npos ? "[" + args.host + "]" : args.host, port);
 }
@@ -97,8 +101,10 @@ void serve_rank(const ParsedArguments& parsed, const Registry& registry, const M
   const Arguments& args = parsed.args;
   Metrics metrics;
   std::optional<HttpServer> server;
+  AccessOptions access;
   int port = 0;
   if (mesh.rank() == 0) {  // before the model is loaded, since a port in use is soon found
+    access = access_options(args);
     server.emplace(http_options(args, metrics));
     port = server->bind();
   }
@@ -110,9 +116,9 @@ void serve_rank(const ParsedArguments& parsed, const Registry& registry, const M
   }
   signals.received();
   with_engine(job, engine_settings(job), [&](RankedEngine& engine) {
-    const ServerOptions options{.routes = routes_options(job, args, engine.local()),
+    const ServerOptions options{.routes = routes_options(job, args, access, engine.local()),
                                 .service = {.max_waiting = args.max_queued_requests}};
-    announce(args, options.routes.model.name, port);
+    announce(args, access, options.routes.model.name, port);
     run_server(engine, *server, metrics, options, [&] { return signals.received() != 0; });
   });
 }
@@ -133,6 +139,8 @@ int serve_command(std::span<const std::string> args, const Registry& registry) {
     print_line(help(program));
     return 0;
   }
+  log_in_background("GET /metrics counts the requests");
+  raise_descriptor_limit();
   start_inference(parsed);
   DrainSignals signals;
   run_model_parallel(parsed, [&](const Mesh& mesh) { serve_rank(parsed, registry, mesh, signals); });

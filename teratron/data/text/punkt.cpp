@@ -150,11 +150,11 @@ struct PunktSplitter::Model {
   explicit Model(SentenceWhitespace whitespace)
       : candidate(whitespace == SentenceWhitespace::drop ? fmt::format(R"([.?!](?={}|\s+\S))", kNonWord)
                                                          : fmt::format(R"(\S*[.?!]\s*(?={}|\S))", kNonWord),
-                  "sentence splitter"),
+                  "sentence splitter", RegexSyntax::pcre2),
         word(fmt::format(R"({1}|(?=[^("`{{\[:;&#*@)}}\]\-,])\S+?(?=\s|$|{0}|{1}|,(?=$|\s|{0}|{1}))|\S)",
                          kNonWord, kMultiChar),
-             "sentence splitter"),
-        number(R"(^-?[.,]?\d[\d,.\-]*\.?$)", "sentence splitter") {}
+             "sentence splitter", RegexSyntax::pcre2),
+        number(R"(^-?[.,]?\d[\d,.\-]*\.?$)", "sentence splitter", RegexSyntax::pcre2) {}
 
   void read(const std::filesystem::path& folder);
   int context_of(const std::string& type) const {

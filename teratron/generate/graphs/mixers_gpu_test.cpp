@@ -64,8 +64,8 @@ std::vector<GenerationRequest> crowd() {
   for (int64_t i = 0; i < 9; ++i) all.push_back(greedy(1 + 5 * i % 33, 4 + 7 * i % 25));
   all[1].choices = 2;
   all[1].sampling = {.temperature = 0.8, .seed = 5};
-  all[3].beams = {.width = 3, .length_penalty = 1.0, .stop_token = 4};
-  all[6].beams = {.width = 2, .length_penalty = 1.0, .stop_token = 9};
+  all[3].beams = {.width = 3, .length_penalty = 1.0}, all[3].stop.tokens = {4};
+  all[6].beams = {.width = 2, .length_penalty = 1.0}, all[6].stop.tokens = {9};
   all[7].sampling = {.top_p = 0.9, .seed = 11};
   return all;
 }

@@ -20,6 +20,7 @@ const json* RequestFields::find(const char* name) {
 }
 
 void RequestFields::wrong_type(const char* name, const char* type, const json& value) {
+  if (is_full()) return;
   const std::string shown = value.dump(-1, ' ', true, json::error_handler_t::replace);
   problem(name, fmt::format("{} is not {}: {}", name, type, printable(shown, 60)),
           fmt::format("Use {}", type));
@@ -50,6 +51,19 @@ void RequestFields::texts(const char* name, std::vector<std::string>& target) {
   });
 }
 
+void RequestFields::ignore_flag(const char* name) {
+  bool ignored = false;
+  flag(name, ignored);
+}
+
+void RequestFields::ignore_text(const char* name) {
+  text(name, [](const std::string&) {});
+}
+
+void RequestFields::ignore_object(const char* name) {
+  read<json>(name, "an object", [](const json& v) { return v.is_object(); }, [](const json&) {});
+}
+
 void RequestFields::unsupported(const char* name, const std::vector<json>& neutral, std::string fix) {
   const json* const found = find(name);
   if (!found || std::find(neutral.begin(), neutral.end(), *found) != neutral.end()) return;
@@ -57,17 +71,28 @@ void RequestFields::unsupported(const char* name, const std::vector<json>& neutr
 }
 
 void RequestFields::problem(const std::string& name, std::string what, std::string fix) {
+  if (is_full()) return;
   problems_.push_back(
       {.what = std::move(what), .where = where_.empty() ? name : where_, .fix = std::move(fix)});
 }
 
-void RequestFields::finish() {
-  for (const auto& [name, unused] : value_.items()) {
-    if (std::find(known_.begin(), known_.end(), name) != known_.end()) continue;
+void RequestFields::check_unknown() {
+  for (const auto& [name, value] : value_.items()) {
+    if (is_full()) break;
+    if (value.is_null() || std::find(known_.begin(), known_.end(), name) != known_.end()) continue;
     const std::string nearest = nearest_spelling(name, known_);
     problem(printable(name, 60), fmt::format("unknown field '{}'", printable(name, 60)),
             nearest.empty() ? "Leave it out" : fmt::format("Did you mean {}?", nearest));
   }
+}
+
+void RequestFields::add_problems_of(RequestFields part) {
+  part.check_unknown();
+  for (Problem& each : part.problems_) problem(each.where, std::move(each.what), std::move(each.fix));
+}
+
+void RequestFields::finish() {
+  check_unknown();
   if (!problems_.empty()) throw UserError(ExitCode::data, std::move(problems_));
 }
 

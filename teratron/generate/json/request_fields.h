@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -16,9 +17,11 @@
 
 namespace teratron {
 
-/// A field that is absent or null is left alone.
+/// A field that is absent or null is left alone, known or not.
 class RequestFields {
  public:
+  static constexpr size_t most_problems = 10;  // that are reported; a request may have millions
+
   /// `value`: an object, which must outlive this. `where` is that of the problems; empty: the field's name.
   RequestFields(const nlohmann::json& value, std::string where) : value_(value), where_(std::move(where)) {}
 
@@ -26,8 +29,13 @@ class RequestFields {
   template <typename T, typename Valid>
   void read(const char* name, const char* type, const Valid& valid,
             const std::function<void(const T&)>& use) {
-    if (const nlohmann::json* const found = find(name)) {
-      valid(*found) ? use(found->template get<T>()) : wrong_type(name, type, *found);
+    const nlohmann::json* const found = find(name);
+    if (!found) return;
+    if (!valid(*found)) return wrong_type(name, type, *found);
+    if constexpr (std::is_same_v<T, nlohmann::json>) {
+      use(*found);  // it may be long, and stays where it is
+    } else {
+      use(found->template get<T>());
     }
   }
   void integer(const char* name, const std::function<void(const int64_t&)>& use);
@@ -36,14 +44,20 @@ class RequestFields {
   void text(const char* name, const std::function<void(const std::string&)>& use);
   /// A text or a list of texts.
   void texts(const char* name, std::vector<std::string>& target);
-  /// A field that has no effect, whatever its value.
-  void ignore(const char* name) { known_.emplace_back(name); }
+  // Fields that have no effect:
+  void ignore_flag(const char* name);
+  void ignore_text(const char* name);
+  void ignore_object(const char* name);
   /// A field that is not supported unless it is null or one of the values that change nothing.
   void unsupported(const char* name, const std::vector<nlohmann::json>& neutral, std::string fix);
 
   /// Whether it is there, with whatever value but null.
   bool has(const char* name) const;
   void problem(const std::string& name, std::string what, std::string fix);
+  /// Whether further problems would not be reported.
+  bool is_full() const { return problems_.size() >= most_problems; }
+  /// Adds the problems of the object in a field, unknown fields among them.
+  void add_problems_of(RequestFields part);
   /// UserError(data) with all problems, unknown fields among them.
   void finish();
 
@@ -54,6 +68,7 @@ class RequestFields {
 
  private:
   const nlohmann::json* find(const char* name);
+  void check_unknown();
   void wrong_type(const char* name, const char* type, const nlohmann::json& value);
 
   const nlohmann::json& value_;

@@ -93,8 +93,12 @@ void read_sampling(RequestFields& fields, GenerationRequest& request) {
   read_filters(fields, sampling);
   fields.real("top_p_decay", sampling.top_p_decay);
   fields.real("top_p_bound", sampling.top_p_bound);
-  for (const char* name : {"seed", "random_seed"})
-    fields.integer(name, [&](int64_t v) { sampling.seed = static_cast<uint64_t>(v); });
+  for (const char* name : {"seed", "random_seed"}) {
+    fields.integer(name, [&](int64_t v) {
+      sampling.seed = static_cast<uint64_t>(v);
+      request.sequence = 0;
+    });
+  }
   fields.integer("num_beams", [&](int64_t v) { request.beams.width = v == 1 ? 0 : v; });
   fields.real("length_penalty", request.beams.length_penalty);
   fields.integer("num_return_sequences", [&](int64_t v) { request.choices = v; });
@@ -103,13 +107,12 @@ void read_sampling(RequestFields& fields, GenerationRequest& request) {
 
 void read_stops(RequestFields& fields, GenerationRequest& request) {
   fields.texts("stop", request.stop.texts);
-  fields.read<int32_t>("stop_token", "a token id", RequestFields::is_id, [&](int32_t v) {
-    request.stop.tokens = {v};
-    request.beams.stop_token = v;
-  });
+  fields.read<int32_t>("stop_token", "a token id", RequestFields::is_id,
+                       [&](int32_t v) { request.stop.tokens = {v}; });
   fields.flag("stop_on_eol", request.stop.on_eol);
   fields.flag("stop_on_double_eol", request.stop.on_double_eol);
   fields.flag("prevent_newline_after_colon", request.prevent_newline_after_colon);
+  fields.flag("skip_special_tokens", request.skip_special_tokens);
 }
 
 nlohmann::ordered_json choice_to_json(const GeneratedChoice& choice, const GenerationRequest& request,

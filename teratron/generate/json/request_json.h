@@ -34,7 +34,8 @@ void set_prompt(const RequestReader& reader, std::vector<int32_t> tokens, Genera
 /// Fields: prompt (text) or tokens (ids), of a model with an encoder prompt or encoder_tokens, and perhaps
 /// tokens, with which the decoder begins; and any of max_new_tokens, temperature, top_k, top_p, top_p_decay,
 /// top_p_bound, num_beams, length_penalty, num_return_sequences, stop (a text or several), stop_token, seed
-/// or random_seed, logprobs, add_BOS, stop_on_eol, stop_on_double_eol, prevent_newline_after_colon.
+/// or random_seed, logprobs, add_BOS, stop_on_eol, stop_on_double_eol, prevent_newline_after_colon,
+/// skip_special_tokens. The defaults' `sequence` holds unless there is a seed.
 /// UserError(data) at `where` with all that is wrong: unknown fields, types, a missing prompt. The engine
 /// checks ranges.
 GenerationRequest request_from_json(const nlohmann::json& value, const RequestReader& reader,

@@ -8,6 +8,9 @@
 
 namespace teratron {
 
+/// Below this temperature the most probable token is chosen, as in vLLM: dividing logits would overflow.
+inline constexpr double least_temperature = 1e-5;
+
 struct SamplingOptions {
   double temperature = 1.0;
   int64_t top_k = 0;         // sample from the k most probable tokens; 0: all, 1: greedy

@@ -45,21 +45,22 @@ std::vector<Bucket> buckets_of(const PickleValue& value, const std::shared_ptr<c
   const auto add = [&](size_t bucket, const std::string& name, const PickleValue& tensor) {
     if (!tensor.is(Kind::tensor)) refuse_optimizer("a buffer is not a tensor", where);
     if (parts.size() <= bucket) parts.resize(bucket + 1);
-    parts[bucket][name] = tensor.tensor;
+    parts[bucket][name] = tensor.tensor();
   };
   std::vector<std::string> names = {"param"};
   for (const RuleState& state : adam_states) names.emplace_back(state.name);
   for (const std::string& name : names) {
     if (value.is(Kind::list)) {
-      for (size_t i = 0; i < value.items.size(); ++i) {
-        if (const PickleValue* const tensor = value.items[i]->find(name)) add(i, name, *tensor);
+      for (size_t i = 0; i < value.items().size(); ++i) {
+        if (const PickleValue* const tensor = value.items()[i]->find(name)) add(i, name, *tensor);
       }
       continue;
     }
     const PickleValue* const found = value.find(name);
     if (found == nullptr) refuse_optimizer(fmt::format("it has no '{}'", name), where);
     if (found->is(Kind::tensor)) add(0, name, *found);
-    for (size_t i = 0; found->is(Kind::list) && i < found->items.size(); ++i) add(i, name, *found->items[i]);
+    for (size_t i = 0; found->is(Kind::list) && i < found->items().size(); ++i)
+      add(i, name, *found->items()[i]);
   }
   std::vector<Bucket> buckets;
   for (const auto& part : parts) buckets.push_back(bucket_of(file, part, where));
@@ -68,12 +69,13 @@ std::vector<Bucket> buckets_of(const PickleValue& value, const std::shared_ptr<c
 
 // The buffer of a virtual stage: the value for its number, then the value for its only dtype.
 const PickleValue& buffer_of(const PickleValue& root, size_t stage, const std::string& where) {
-  for (size_t i = 0; i + 1 < root.items.size(); i += 2) {
-    if (!root.items[i]->is(Kind::integer) || root.items[i]->integer != static_cast<int64_t>(stage)) continue;
-    const PickleValue& dtypes = *root.items[i + 1];
-    if (!dtypes.is(Kind::dict) || dtypes.items.size() != 2)
+  for (size_t i = 0; i + 1 < root.items().size(); i += 2) {
+    if (!root.items()[i]->is(Kind::integer) || root.items()[i]->integer() != static_cast<int64_t>(stage))
+      continue;
+    const PickleValue& dtypes = *root.items()[i + 1];
+    if (!dtypes.is(Kind::dict) || dtypes.items().size() != 2)
       refuse_optimizer("it has buffers of several dtypes", where);
-    return *dtypes.items[1];
+    return *dtypes.items()[1];
   }
   refuse_optimizer(fmt::format("it has no buffer of virtual stage {}", stage), where);
 }
@@ -167,15 +169,16 @@ class DataParallelFile {
 
  private:
   TensorSourcePtr tensor(const PickleValue* value, int64_t size) const {
-    if (value == nullptr || !value->is(Kind::tensor) || numel(value->tensor) != size)
+    if (value == nullptr || !value->is(Kind::tensor) || numel(value->tensor()) != size)
       refuse_optimizer(fmt::format("a part of it has not {} elements", size), where_);
-    return tensor_of_file(file_, value->tensor);
+    return tensor_of_file(file_, value->tensor());
   }
   const PickleValue* master(size_t group, size_t number) const {
     const PickleValue* const groups = adam_.outer->find("shard_fp32_from_float16_groups");
-    if (groups == nullptr || group >= groups->items.size() || number >= groups->items[group]->items.size())
+    if (groups == nullptr || group >= groups->items().size() ||
+        number >= groups->items()[group]->items().size())
       return nullptr;
-    return groups->items[group]->items[number];
+    return groups->items()[group]->items()[number];
   }
 
   std::shared_ptr<const TorchFile> file_;
@@ -204,7 +207,7 @@ std::vector<std::vector<ParameterState>> read_sharded_states(
     const std::vector<std::shared_ptr<const TorchFile>>& files,
     const std::vector<std::vector<SavedParameter>>& virtual_stages, const std::string& where) {
   std::vector<std::vector<ParameterState>> result(virtual_stages.size());
-  if (const AdamDict adam = adam_of(files[0]->root()); !adam || adam.state->items.empty()) return {};
+  if (const AdamDict adam = adam_of(files[0]->root()); !adam || adam.state->items().empty()) return {};
   std::vector<std::vector<ShardParts>> parts;
   for (const auto& stage : virtual_stages) parts.emplace_back(stage.size());
   for (size_t rank = 0; rank < files.size(); ++rank) {

@@ -20,7 +20,7 @@ struct GroupKind {
 
 bool has_flag(const PickleValue& group, std::string_view name) {
   const PickleValue* const value = group.find(name);
-  return value != nullptr && value->integer != 0;
+  return value != nullptr && value->integer() != 0;
 }
 
 GroupKind kind_of_group(const PickleValue& group) {
@@ -37,11 +37,11 @@ GroupKind kind_of_group(const PickleValue& group) {
 // Without any weight decay the first group is that which would have some.
 std::vector<GroupKind> kinds_of_groups(const PickleValue& groups) {
   std::vector<GroupKind> kinds;
-  for (const PickleValue* group : groups.items) {
+  for (const PickleValue* group : groups.items()) {
     GroupKind kind = kind_of_group(*group);
-    if (groups.items.size() == 2 && kinds.empty()) {
-      if (const GroupKind other = kind_of_group(*groups.items[1]); other == kind) kind.decayed = true;
-    } else if (groups.items.size() == 2 && kinds[0] == kind) {
+    if (groups.items().size() == 2 && kinds.empty()) {
+      if (const GroupKind other = kind_of_group(*groups.items()[1]); other == kind) kind.decayed = true;
+    } else if (groups.items().size() == 2 && kinds[0] == kind) {
       kind.decayed = false;
     }
     kinds.push_back(kind);
@@ -79,14 +79,14 @@ AdamDict adam_of(const PickleValue& root) {
 std::vector<const PickleValue*> states_by_number(const PickleValue& states, size_t count,
                                                  const std::string& where) {
   std::vector<const PickleValue*> table(count, nullptr);
-  if (states.items.size() != 2 * count)
-    refuse_optimizer(fmt::format("it has {} parameters, the model {}", states.items.size() / 2, count),
+  if (states.items().size() != 2 * count)
+    refuse_optimizer(fmt::format("it has {} parameters, the model {}", states.items().size() / 2, count),
                      where);
-  for (size_t i = 0; i + 1 < states.items.size(); i += 2) {
-    const PickleValue& key = *states.items[i];
-    if (!key.is(Kind::integer) || key.integer < 0 || static_cast<size_t>(key.integer) >= count)
+  for (size_t i = 0; i + 1 < states.items().size(); i += 2) {
+    const PickleValue& key = *states.items()[i];
+    if (!key.is(Kind::integer) || key.integer() < 0 || static_cast<size_t>(key.integer()) >= count)
       refuse_optimizer("its parameters are not numbered", where);
-    table[static_cast<size_t>(key.integer)] = states.items[i + 1];
+    table[static_cast<size_t>(key.integer())] = states.items()[i + 1];
   }
   return table;
 }

@@ -52,15 +52,16 @@ class WholeStates {
 
  private:
   TensorSourcePtr tensor(const PickleValue* value, const SavedParameter& parameter) const {
-    if (value == nullptr || !value->is(Kind::tensor) || value->tensor.shape != parameter.shape)
+    if (value == nullptr || !value->is(Kind::tensor) || value->tensor().shape != parameter.shape)
       refuse_optimizer(fmt::format("that of {} has another shape", printable(parameter.path)), files_.where);
-    return tensor_of_file(files_.model, value->tensor);
+    return tensor_of_file(files_.model, value->tensor());
   }
   const PickleValue* master(size_t group, size_t number) const {
     for (const char* name : {"fp32_from_fp16_params", "fp32_from_fp16"}) {
       const PickleValue* const groups = adam_.outer->find(name);
-      if (groups != nullptr && group < groups->items.size() && number < groups->items[group]->items.size())
-        return groups->items[group]->items[number];
+      if (groups != nullptr && group < groups->items().size() &&
+          number < groups->items()[group]->items().size())
+        return groups->items()[group]->items()[number];
     }
     return nullptr;
   }
@@ -71,9 +72,9 @@ class WholeStates {
 };
 
 const PickleValue* find_step(const AdamDict& adam) {
-  const auto& states = adam.state->items;
+  const auto& states = adam.state->items();
   if (states.size() >= 2 && states[1]->find("step") != nullptr) return states[1]->find("step");
-  return adam.groups->items.empty() ? nullptr : adam.groups->items[0]->find("step");
+  return adam.groups->items().empty() ? nullptr : adam.groups->items()[0]->find("step");
 }
 
 }  // namespace
@@ -95,7 +96,7 @@ RankOptimizer read_rank_optimizer(const MegatronRankFiles& files,
     result.states = read_flat_states(files.distributed, virtual_stages, files.where);
   } else if (!files.data_parallel.empty()) {
     result.states = read_sharded_states(files.data_parallel, virtual_stages, files.where);
-  } else if (adam && !adam.state->items.empty()) {
+  } else if (adam && !adam.state->items().empty()) {
     result.states = WholeStates(files, adam, virtual_stages).read();
   }
   return result;

@@ -60,6 +60,13 @@ std::vector<HfKey> bert_keys(bool post_norm) {
     only_without("apply_layernorm_1p")};
 }
 
+const json bert_defaults = {{"vocab_size", 30522}, {"hidden_size", 768}, {"num_hidden_layers", 12},
+                            {"num_attention_heads", 12}, {"intermediate_size", 3072},
+                            {"max_position_embeddings", 512}};
+const json megatron_bert_defaults = {{"vocab_size", 29056}, {"hidden_size", 1024}, {"num_hidden_layers", 24},
+                                     {"num_attention_heads", 16}, {"intermediate_size", 4096},
+                                     {"max_position_embeddings", 512}};
+
 const HfTensorGroup embeddings = {"embedding.", "bert.embeddings.", {
     {"word_embeddings.weight", same, {"word_embeddings.weight"}, {vocab, hidden},
      {.copies = {"cls.predictions.decoder.weight"}}},
@@ -124,6 +131,9 @@ HfFamily bert_model(std::string_view type, std::string_view architecture, bool p
           .prefix = "bert.",
           .keys = bert_keys(post_norm),
           .tensors = post_norm ? post_norm_tensors() : pre_norm_tensors(),
+          .defaults = post_norm ? bert_defaults : megatron_bert_defaults,
+          .other_keys = {"directionality", "pooler_fc_size", "pooler_num_attention_heads",
+                         "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"},
           .buffers = {"embeddings.position_ids"},
           .old_ends = {{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}}};
 }

@@ -6,6 +6,7 @@
 
 namespace teratron {
 
+using nlohmann::json;
 using enum HfRule;
 using namespace hf_rows;
 using namespace gpt_hf_keys;
@@ -15,7 +16,8 @@ namespace {
 // clang-format off
 
 const HfTensorOptions qk_norm = {.when = {"qk_layernorm"}};
-const HfTensorOptions qkv_biased = {.bias = {"add_bias_linear", "add_qkv_bias"}};
+const HfTensorOptions qkv_biased = {.bias = {"add_bias_linear", "add_attention_bias", "add_qkv_bias"}};
+const HfTensorOptions attention_biased = {.bias = {"add_bias_linear", "add_attention_bias"}};
 const HfTensorGroup head = {"", "",
     {{"output_layer.weight", same, {"lm_head.weight"}, {vocab, hidden}, {{untied}}}}};
 
@@ -73,7 +75,8 @@ const std::vector<HfTensorGroup> llama_tensors = {
         {"self_attention.linear_qkv.weight", qkv_grouped,
          {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"}, {queries, hidden},
          qkv_biased},
-        {"self_attention.linear_proj.weight", same, {"self_attn.o_proj.weight"}, {hidden, queries}, biased},
+        {"self_attention.linear_proj.weight", same, {"self_attn.o_proj.weight"}, {hidden, queries},
+         attention_biased},
         {"self_attention.q_layernorm.weight", same, {"self_attn.q_norm.weight"}, {"kv_channels"}, qk_norm},
         {"self_attention.k_layernorm.weight", same, {"self_attn.k_norm.weight"}, {"kv_channels"}, qk_norm},
         {"pre_mlp_layernorm.weight", same, {"post_attention_layernorm.weight"}, {hidden}},
@@ -85,36 +88,60 @@ const std::vector<HfTensorGroup> llama_tensors = {
 
 // Model types like Llama, which differ in keys and settings alone.
 const std::vector<HfKey> qwen3_keys = {
-    key_is("mlp_bias", false), key_is("attention_bias", false), setting_is("add_bias_linear", false),
-    setting_is("add_qkv_bias", false),
+    key_is("mlp_bias", false), attention_bias, setting_is("add_bias_linear", false), no_qkv_bias,
     setting_is("qk_layernorm", true), {"layer_types", "window_size", windows}};
 const std::vector<HfKey> qwen2_keys = {
     setting_is("add_bias_linear", false), setting_is("add_qkv_bias", true), only_without("qk_layernorm"),
     {"layer_types", "window_size", windows}};
 const std::vector<HfKey> llama_own_keys = {
-    {"mlp_bias", "add_bias_linear", {.otherwise = false}},
-    {"attention_bias", "add_bias_linear", {.otherwise = false}},
-    {"", "add_qkv_bias", {.otherwise = false, .write = write_qkv_bias}}, only_without("qk_layernorm"),
+    {"attention_bias", "add_bias_linear", {.read = read_biases, .write = write_biases}},
+    {"", "add_attention_bias", {.export_only = true}}, no_qkv_bias, only_without("qk_layernorm"),
     {"", "window_size", no_windows}};
 const std::vector<HfKey> mistral_keys = {
     key_is("mlp_bias", false), key_is("attention_bias", false), setting_is("add_bias_linear", false),
     setting_is("add_qkv_bias", false),
     only_without("qk_layernorm"), {"sliding_window", "window_size", windows}};
 const std::vector<HfKey> gemma_keys = {
-    key_is("attention_bias", false), key_is("use_bidirectional_attention", false),
-    setting_is("add_bias_linear", false), setting_is("add_qkv_bias", false),
+    attention_bias, key_is("use_bidirectional_attention", false), setting_is("add_bias_linear", false),
+    no_qkv_bias,
     {"", "window_size", no_windows}, {"head_dim", "kv_channels", {.otherwise = 256}},
     {"hidden_act", "geglu", {.read = read_gemma_gelu, .write = write_gemma_gelu}},
     setting_is("swiglu", false),
     setting_is("scale_embeddings", true), setting_is("apply_layernorm_1p", true),
     {"tie_word_embeddings", untied, {.otherwise = true, .negate = true}}};
 const std::vector<HfKey> olmo2_keys = {
-    key_is("attention_bias", false), setting_is("add_bias_linear", false), setting_is("add_qkv_bias", false),
-    {"", "window_size", no_windows},
+    attention_bias, setting_is("add_bias_linear", false), no_qkv_bias, {"", "window_size", no_windows},
     {"rms_norm_eps", "norm_epsilon", {.otherwise = 1e-5}}, setting_is("qk_layernorm", true),
     setting_is("qk_layernorm_all_heads", true),
     setting_is("norm_position", "output")};
+
+const json gpt2_defaults = {
+    {"vocab_size", 50257}, {"n_positions", 1024}, {"n_embd", 768}, {"n_layer", 12}, {"n_head", 12}};
+const json llama_defaults = {{"vocab_size", 32000}, {"hidden_size", 4096}, {"intermediate_size", 11008},
+                             {"num_hidden_layers", 32}, {"num_attention_heads", 32}};
+const json mistral_defaults = {
+    {"vocab_size", 32000}, {"hidden_size", 4096}, {"intermediate_size", 14336}, {"num_hidden_layers", 32},
+    {"num_attention_heads", 32}, {"num_key_value_heads", 8}, {"max_position_embeddings", 131072},
+    {"sliding_window", 4096}};
+const json qwen2_defaults = {
+    {"vocab_size", 151936}, {"hidden_size", 4096}, {"intermediate_size", 22016}, {"num_hidden_layers", 32},
+    {"num_attention_heads", 32}, {"num_key_value_heads", 32}, {"max_position_embeddings", 32768},
+    {"sliding_window", 4096}};
+const json gemma_defaults = {
+    {"vocab_size", 256000}, {"hidden_size", 3072}, {"intermediate_size", 24576}, {"num_hidden_layers", 28},
+    {"num_attention_heads", 16}, {"num_key_value_heads", 16}, {"max_position_embeddings", 8192}};
+const json olmo2_defaults = {{"vocab_size", 50304}, {"hidden_size", 4096}, {"intermediate_size", 11008},
+                             {"num_hidden_layers", 32}, {"num_attention_heads", 32}};
+
+const std::vector<std::string_view> gpt2_other_keys = {
+    "reorder_and_upcast_attn", "predict_special_tokens", "summary_type", "summary_use_proj",
+    "summary_activation", "summary_proj_to_labels", "summary_first_dropout"};
 // clang-format on
+
+json with_head_size(json defaults) {
+  defaults["head_dim"] = 128;
+  return defaults;
+}
 
 // Norms are named by what they follow.
 std::vector<HfTensorGroup> olmo2_tensors() {
@@ -131,26 +158,48 @@ std::vector<HfTensorGroup> olmo2_tensors() {
 }  // namespace
 
 HfFamily gpt_hf_keys::llama_like(std::string_view type, std::string_view architecture,
-                                 const std::vector<HfKey>& own) {
-  return {type,          std::string(architecture), "model.", all_keys(llama_keys, own),
-          llama_tensors, {".rotary_emb.inv_freq"}};
+                                 const std::vector<HfKey>& own, const json& defaults) {
+  // transformers reads the windows' keys only where own has rows for them.
+  std::vector<std::string_view> other_keys = {"use_sliding_window", "sliding_window", "max_window_layers"};
+  other_keys.insert(other_keys.end(), rope_keys.begin(), rope_keys.end());
+  return {.model_type = type,
+          .architecture = std::string(architecture),
+          .prefix = "model.",
+          .keys = all_keys(llama_keys, own),
+          .tensors = llama_tensors,
+          .defaults = defaults,
+          .other_keys = other_keys,
+          .buffers = {".rotary_emb.inv_freq"}};
 }
 
 namespace {
 
+HfFamily with_other_key(HfFamily family, std::string_view key) {
+  family.other_keys.push_back(key);
+  return family;
+}
+
 std::vector<HfFamily> gpt_models() {
-  std::vector<HfFamily> families = {{.model_type = "gpt2",
-                                     .architecture = "GPT2LMHeadModel",
-                                     .prefix = "transformer.",
-                                     .keys = all_keys(gpt2_keys, {}),
-                                     .tensors = gpt2_tensors,
-                                     .buffers = {".attn.bias", ".attn.masked_bias"}},
-                                    llama_like("qwen3", "Qwen3ForCausalLM", qwen3_keys),
-                                    llama_like("qwen2", "Qwen2ForCausalLM", qwen2_keys),
-                                    llama_like("llama", "LlamaForCausalLM", llama_own_keys),
-                                    llama_like("mistral", "MistralForCausalLM", mistral_keys),
-                                    llama_like("gemma", "GemmaForCausalLM", gemma_keys),
-                                    llama_like("olmo2", "Olmo2ForCausalLM", olmo2_keys)};
+  std::vector<HfFamily> families = {
+      {.model_type = "gpt2",
+       .architecture = "GPT2LMHeadModel",
+       .prefix = "transformer.",
+       .keys = all_keys(gpt2_keys, {}),
+       .tensors = gpt2_tensors,
+       .defaults = gpt2_defaults,
+       .aliases = {{"hidden_size", "n_embd"},
+                   {"max_position_embeddings", "n_positions"},
+                   {"num_attention_heads", "n_head"},
+                   {"num_hidden_layers", "n_layer"}},
+       .other_keys = gpt2_other_keys,
+       .buffers = {".attn.bias", ".attn.masked_bias"}},
+      llama_like("qwen3", "Qwen3ForCausalLM", qwen3_keys, with_head_size(qwen2_defaults)),
+      llama_like("qwen2", "Qwen2ForCausalLM", qwen2_keys, qwen2_defaults),
+      with_other_key(llama_like("llama", "LlamaForCausalLM", llama_own_keys, llama_defaults), "mlp_bias"),
+      llama_like("mistral", "MistralForCausalLM", mistral_keys, mistral_defaults),
+      with_other_key(llama_like("gemma", "GemmaForCausalLM", gemma_keys, gemma_defaults),
+                     "hidden_activation"),
+      llama_like("olmo2", "Olmo2ForCausalLM", olmo2_keys, olmo2_defaults)};
   families.back().tensors = olmo2_tensors();
   for (HfFamily& family : experts_families()) families.push_back(std::move(family));
   for (HfFamily& family : layernorm_families()) families.push_back(std::move(family));

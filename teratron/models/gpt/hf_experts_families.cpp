@@ -50,9 +50,6 @@ void write_mixtral_ffn(std::string_view key, HfConfig& config) {
 }
 
 // transformers 5 writes num_local_experts, published files have num_experts.
-void read_qwen3_experts(std::string_view key, HfConfig& config) {
-  config.settings["num_experts"] = config.get(config.has(key) ? key : "num_local_experts", 128);
-}
 void write_qwen3_experts(std::string_view key, HfConfig& config) {
   const json& experts = config.settings.at("num_experts");
   if (experts.is_null()) return config.problem("num_experts is not set");
@@ -108,10 +105,11 @@ void write_no_shared(std::string_view, HfConfig& config) {
 // clang-format off
 
 const std::vector<HfKey> attention_keys = {
-    key_is("mlp_bias", false), key_is("attention_bias", false), setting_is("add_bias_linear", false),
+    key_is("mlp_bias", false), setting_is("add_bias_linear", false),
     {"", "moe_router_score_function", {.export_only = true, .write = write_router}}};
 
 const std::vector<HfKey> mixtral_keys = {
+    key_is("attention_bias", false),
     {"intermediate_size", ffn, {.read = read_mixtral_ffn, .write = write_mixtral_ffn}},
     {"num_local_experts", "num_experts", {.otherwise = 8}},
     {"num_experts_per_tok", "moe_router_topk", {.otherwise = 2}},
@@ -127,14 +125,31 @@ const std::vector<HfKey> qwen_moe_keys = {
     {"norm_topk_prob", "moe_router_pre_softmax", {.read = read_normalized, .write = write_normalized}},
     {"decoder_sparse_step", "moe_layer_freq", {.read = read_sparse_layers, .write = write_sparse_layers}}};
 const std::vector<HfKey> qwen2_moe_keys = {
+    key_is("attention_bias", false),
     {"num_experts", "num_experts", {.otherwise = 60}}, {"shared_expert_intermediate_size", shared_ffn},
     setting_is("moe_shared_expert_gate", true), {"qkv_bias", "add_qkv_bias", {.otherwise = true}},
-    only_without("qk_layernorm"), {"layer_types", "window_size", windows}};
+    only_without("qk_layernorm"),
+    {"layer_types", "window_size", {.read = read_alternating_windows, .write = write_windows}}};
 const std::vector<HfKey> qwen3_moe_keys = {
-    {"num_experts", "num_experts", {.read = read_qwen3_experts, .write = write_qwen3_experts}},
+    attention_bias,
+    {"num_experts", "num_experts", {.otherwise = 128, .write = write_qwen3_experts}},
     key_is("use_sliding_window", false), {"", "window_size", no_windows},
     {"", shared_ffn, {.export_only = true, .write = write_no_shared}},
-    setting_is("add_qkv_bias", false), setting_is("qk_layernorm", true)};
+    no_qkv_bias, setting_is("qk_layernorm", true)};
+
+const json mixtral_defaults = {
+    {"vocab_size", 32000}, {"hidden_size", 4096}, {"intermediate_size", 14336}, {"num_hidden_layers", 32},
+    {"num_attention_heads", 32}, {"num_key_value_heads", 8}, {"max_position_embeddings", 131072},
+    {"rope_theta", 1e6}};
+const json qwen2_moe_defaults = {
+    {"vocab_size", 151936}, {"hidden_size", 2048}, {"intermediate_size", 5632}, {"num_hidden_layers", 24},
+    {"num_attention_heads", 16}, {"num_key_value_heads", 16}, {"max_position_embeddings", 32768},
+    {"moe_intermediate_size", 1408}, {"shared_expert_intermediate_size", 5632}, {"num_experts_per_tok", 4},
+    {"sliding_window", 4096}};
+const json qwen3_moe_defaults = {
+    {"vocab_size", 151936}, {"hidden_size", 2048}, {"intermediate_size", 6144}, {"num_hidden_layers", 24},
+    {"num_attention_heads", 32}, {"num_key_value_heads", 4}, {"max_position_embeddings", 32768},
+    {"moe_intermediate_size", 768}};
 
 const HfTensorOptions in_experts = {.in = "experts"};
 
@@ -182,6 +197,8 @@ HfFamily with_experts(HfFamily family, std::initializer_list<const std::vector<H
   const bool mixtral = family.model_type == "mixtral";
   family.layer_kinds = layer_kinds;
   family.fused_experts = mixtral ? mixtral_fused : qwen_fused;
+  for (const char* const training : {"router_aux_loss_coef", "output_router_logits", "mlp_only_layers"})
+    family.other_keys.push_back(training);
   if (mixtral) family.old_ends = {{"block_sparse_moe.gate.weight", "mlp.gate.weight"}};
   std::vector<HfTensorRow>& rows = family.tensors[1].rows;
   for (HfTensorRow& row : rows) {
@@ -194,14 +211,17 @@ HfFamily with_experts(HfFamily family, std::initializer_list<const std::vector<H
 }  // namespace
 
 std::vector<HfFamily> experts_families() {
-  return {with_experts(llama_like("mixtral", "MixtralForCausalLM", joined(attention_keys, {&mixtral_keys})),
-                       {&mixtral_experts}),
-          with_experts(llama_like("qwen2_moe", "Qwen2MoeForCausalLM",
-                                  joined(attention_keys, {&qwen_moe_keys, &qwen2_moe_keys})),
-                       {&qwen_experts, &shared_experts}),
-          with_experts(llama_like("qwen3_moe", "Qwen3MoeForCausalLM",
-                                  joined(attention_keys, {&qwen_moe_keys, &qwen3_moe_keys})),
-                       {&qwen_experts})};
+  HfFamily mixtral =
+      llama_like("mixtral", "MixtralForCausalLM", joined(attention_keys, {&mixtral_keys}), mixtral_defaults);
+  HfFamily qwen2 = llama_like("qwen2_moe", "Qwen2MoeForCausalLM",
+                              joined(attention_keys, {&qwen_moe_keys, &qwen2_moe_keys}), qwen2_moe_defaults);
+  HfFamily qwen3 = llama_like("qwen3_moe", "Qwen3MoeForCausalLM",
+                              joined(attention_keys, {&qwen_moe_keys, &qwen3_moe_keys}), qwen3_moe_defaults);
+  mixtral.aliases = {{"num_experts", "num_local_experts"}};
+  qwen3.aliases = {{"num_local_experts", "num_experts"}};
+  return {with_experts(std::move(mixtral), {&mixtral_experts}),
+          with_experts(std::move(qwen2), {&qwen_experts, &shared_experts}),
+          with_experts(std::move(qwen3), {&qwen_experts})};
 }
 
 }  // namespace teratron::gpt_hf_keys

@@ -31,10 +31,27 @@ void write_query_groups(std::string_view key, HfConfig& config) {
   if (!key.empty()) config.keys[key] = groups;
 }
 
-// add_bias_linear includes the bias of QKV.
+// add_bias_linear and add_attention_bias include the bias of QKV.
 void write_qkv_bias(std::string_view, HfConfig& config) {
-  if (config.is_set("add_qkv_bias") && !config.is_set("add_bias_linear"))
+  if (config.is_set("add_qkv_bias") && !config.is_set("add_bias_linear") &&
+      !config.is_set("add_attention_bias"))
     config.problem("add_qkv_bias is true, not false");
+}
+
+void write_no_attention_bias(std::string_view, HfConfig& config) {
+  if (config.is_set("add_attention_bias") && !config.is_set("add_bias_linear"))
+    config.problem("add_attention_bias is true, not false");
+}
+
+void read_biases(std::string_view key, HfConfig& config) {
+  const bool attention = config.get(key, false), mlp = config.get("mlp_bias", false);
+  if (mlp && !attention) config.problem("'mlp_bias' = true is not supported without '{}'", key);
+  config.settings.update({{"add_bias_linear", attention && mlp}, {"add_attention_bias", attention && !mlp}});
+}
+
+void write_biases(std::string_view key, HfConfig& config) {
+  const bool all = config.is_set("add_bias_linear");
+  config.keys.update({{std::string(key), all || config.is_set("add_attention_bias")}, {"mlp_bias", all}});
 }
 
 // gelu_new is the tanh form, the default here; gelu is that by erf.
@@ -86,23 +103,44 @@ int64_t whole(HfConfig& config, std::string_view key, double otherwise) {
   return 1;
 }
 
+// What a dict of positions may hold. transformers leaves out those that are not of the dict's type.
+constexpr std::string_view rope_dict_keys[] = {"rope_type",        "type",
+                                               "rope_theta",       "partial_rotary_factor",
+                                               "factor",           "original_max_position_embeddings",
+                                               "low_freq_factor",  "high_freq_factor",
+                                               "attention_factor", "beta_fast",
+                                               "beta_slow",        "mscale",
+                                               "mscale_all_dim",   "truncate",
+                                               "finetuned"};
+
 // The dict of a newer file, or of an older one's scaling, merged into the keys. Where both are there, every
-// release of transformers takes the scaling alone.
+// release of transformers takes the scaling alone. A length of training beside the dict goes before its own.
 void flatten_rope(HfConfig& config) {
   const bool scales = config.has("rope_scaling") && !config.keys["rope_scaling"].empty();
   const char* const name = scales ? "rope_scaling" : "rope_parameters";
   const json rope = config.has(name) ? config.keys[name] : json::object();
   if (!rope.is_object()) return config.problem("'{}' is not an object", name);
   for (const auto& [key, value] : rope.items()) {
-    if (!value.is_null()) config.keys[key] = value;
+    if (value.is_null() || (key == "original_max_position_embeddings" && config.has(key))) continue;
+    if (std::ranges::find(rope_dict_keys, key) == std::end(rope_dict_keys))
+      config.problem("'{}.{}' = {} is not supported", name, printable(key), printable(value.dump()));
+    config.keys[key] = value;
   }
 }
 
+// Without a length of training: the positions.
+int64_t original_positions(HfConfig& config) {
+  return whole(config, "original_max_position_embeddings",
+               static_cast<double>(config.size("max_position_embeddings")));
+}
+
 void read_llama3(HfConfig& config) {
+  for (const std::string_view key : {"factor", "low_freq_factor", "high_freq_factor"}) {
+    if (!config.has(key)) config.problem("'{}' of rope type 'llama3' is missing", key);
+  }
   config.settings.update({{"use_rope_scaling", true},
                           {"rope_scaling_factor", config.get("factor", 8.0)},
-                          {"rope_scaling_original_max_position_embeddings",
-                           whole(config, "original_max_position_embeddings", 8192.0)}});
+                          {"rope_scaling_original_max_position_embeddings", original_positions(config)}});
   for (const auto& [key, constant] : llama3_rope.items()) {
     if (config.get(key, constant.get<double>()) != constant) config.unsupported(key);
   }
@@ -127,7 +165,7 @@ void read_yarn_magnitude(double factor, HfConfig& config) {
 // Without a factor: the positions over the original ones.
 void read_yarn(HfConfig& config) {
   const auto most = static_cast<double>(config.size("max_position_embeddings"));
-  const int64_t original = whole(config, "original_max_position_embeddings", most);
+  const int64_t original = original_positions(config);
   const double factor = config.get("factor", most / static_cast<double>(original));
   if (!(factor >= 1)) config.problem("'factor' = {} is below 1", factor);
   const double fast = config.get("beta_fast", 32.0), slow = config.get("beta_slow", 1.0);
@@ -165,12 +203,16 @@ void read_rope(std::string_view, HfConfig& config) {
   read_rope_type(config);
 }
 
+// GPT-NeoX has other names beside the dict.
 void read_partial_rope(std::string_view, HfConfig& config) {
-  flatten_rope(config);
   for (const auto& [old, key] :
        {std::pair("rotary_emb_base", "rope_theta"), std::pair("rotary_pct", "partial_rotary_factor")}) {
-    if (config.has(old) && !config.has(key)) config.keys[key] = config.keys[old];
+    if (!config.has(old)) continue;
+    if (config.has(key) && config.keys[key] != config.keys[old])
+      config.problem("'{}' and '{}' differ", old, key);
+    config.keys[key] = config.keys[old];
   }
+  flatten_rope(config);
   config.settings["rotary_percent"] = config.get("partial_rotary_factor", 0.25);
   read_rope_type(config);
 }
@@ -236,21 +278,31 @@ void write_rope(std::string_view, HfConfig& config) {
 }
 
 // Windows: W keys there, the query's own included, are --window-size W-1,0 here. Key sliding_window: in all
-// layers; key layer_types: in those it names, else from max_window_layers on; without key: none.
+// layers; key layer_types: in those it names, else, as the model type has it, from max_window_layers on or in
+// every second below; without key: none.
 namespace {
 constexpr int64_t most_layers = 1 << 20;
 constexpr const char *sliding = "sliding_attention", *full = "full_attention";
 }  // namespace
 
-void read_windows(std::string_view key, HfConfig& config) {
+static bool is_full_attention(std::string_view key, const HfConfig& config) {
+  return !config.has(key) ||
+         std::ranges::all_of(config.keys[key], [](const json& type) { return type == full; });
+}
+
+static void read_window_layers(std::string_view key, HfConfig& config, bool (*has_window)(int64_t, double)) {
   const bool per_layer = key == "layer_types";
-  if ((per_layer && !config.get("use_sliding_window", false)) || !config.has("sliding_window")) return;
+  if (!config.has("sliding_window") || (per_layer && !config.get("use_sliding_window", false))) {
+    if (per_layer && !is_full_attention(key, config)) config.unsupported(key);
+    return;
+  }
   const int64_t window = config.get("sliding_window", nullptr), layers = config.size("num_layers");
   if (window >= config.size("max_position_embeddings")) return;  // every position sees all before it
   if (layers > most_layers) return config.unsupported("num_hidden_layers");
   json types(static_cast<size_t>(layers), sliding);
-  const double first = per_layer ? config.get("max_window_layers", 28.0).get<double>() : 0;
-  for (int64_t layer = 0; layer < layers && static_cast<double>(layer) < first; ++layer) types[layer] = full;
+  const double most = config.get("max_window_layers", 28.0);
+  for (int64_t layer = 0; per_layer && layer < layers; ++layer)
+    types[layer] = has_window(layer, most) ? sliding : full;
   if (per_layer && config.has(key)) types = config.keys[key];
   const auto windows = std::count(types.begin(), types.end(), sliding);
   if (!types.is_array() || static_cast<int64_t>(types.size()) != layers ||
@@ -261,6 +313,17 @@ void read_windows(std::string_view key, HfConfig& config) {
   std::vector<int> pattern;
   for (const json& type : types) pattern.push_back(type == sliding);
   config.settings["window_attn_skip_freq"] = fmt::format("[{}]", fmt::join(pattern, ","));
+}
+
+void read_windows(std::string_view key, HfConfig& config) {
+  read_window_layers(key, config,
+                     [](int64_t layer, double first) { return static_cast<double>(layer) >= first; });
+}
+
+void read_alternating_windows(std::string_view key, HfConfig& config) {
+  read_window_layers(key, config, [](int64_t layer, double end) {
+    return layer % 2 == 0 && static_cast<double>(layer) < end;
+  });
 }
 
 void write_windows(std::string_view key, HfConfig& config) {
@@ -300,6 +363,7 @@ static const std::vector<HfKey>& common_keys() {
     {"initializer_range", "init_method_std", {.otherwise = 0.02}},
     {"", "seq_length", {.derived = positions}},
     {"", "num_experts", {.export_only = true, .write = write_no_experts}},
+    {"", "add_attention_bias", {.export_only = true, .write = write_no_attention_bias}},
     {"", "rotary_percent", {.must_be = 1.0, .export_only = true}},
     {"", "position_embedding_offset", {.must_be = 0, .export_only = true}},
     {"", "norm_position", {.must_be = "input", .export_only = true}},

@@ -13,6 +13,10 @@ namespace teratron::gpt_hf_keys {
 void read_query_groups(std::string_view key, HfConfig& config);
 void write_query_groups(std::string_view key, HfConfig& config);
 void write_qkv_bias(std::string_view key, HfConfig& config);
+void write_no_attention_bias(std::string_view key, HfConfig& config);
+/// Llama's biases: of attention and MLP, or of attention alone.
+void read_biases(std::string_view key, HfConfig& config);
+void write_biases(std::string_view key, HfConfig& config);
 void write_gelu(std::string_view key, HfConfig& config);
 void write_tanh_gelu(std::string_view key, HfConfig& config);
 void read_gemma_gelu(std::string_view key, HfConfig& config);
@@ -25,14 +29,23 @@ void write_rope(std::string_view key, HfConfig& config);
 void read_partial_rope(std::string_view key, HfConfig& config);
 void write_partial_rope(std::string_view key, HfConfig& config);
 void read_windows(std::string_view key, HfConfig& config);
+/// Qwen2-MoE's rule for layers where layer_types is missing.
+void read_alternating_windows(std::string_view key, HfConfig& config);
 void write_windows(std::string_view key, HfConfig& config);
 void write_no_experts(std::string_view key, HfConfig& config);
 
 inline constexpr std::string_view queries = "num_attention_heads*kv_channels";
+/// What read_rope reads.
+inline const std::vector<std::string_view> rope_keys = {"rope_theta", "rope_scaling", "rope_parameters",
+                                                        "partial_rotary_factor",
+                                                        "original_max_position_embeddings"};
 inline const HfKeyOptions groups = {.read = read_query_groups, .write = write_query_groups};
 inline const HfKeyOptions windows = {.read = read_windows, .write = write_windows};
 inline const HfKeyOptions no_windows = {.export_only = true, .write = write_windows};
 inline const HfKeyOptions head_size = {.derived = "hidden_size/num_attention_heads"};
+/// Without biases of the MLP.
+inline const HfKey attention_bias = {"attention_bias", "add_attention_bias", {.otherwise = false}};
+inline const HfKey no_qkv_bias = {"", "add_qkv_bias", {.otherwise = false, .write = write_qkv_bias}};
 inline const HfKeyOptions embedded = {.rows_of = "embedding.word_embeddings.weight"};
 inline const HfTensorOptions copied = {
     .copies = {"lm_head.weight"}};  // files may hold a tied output layer too
@@ -44,8 +57,9 @@ inline const nlohmann::json gelu_names = {
 /// that are left.
 std::vector<HfKey> all_keys(std::vector<HfKey> keys, const std::vector<HfKey>& own);
 
-/// Llama with these rows for the settings that they have.
-HfFamily llama_like(std::string_view type, std::string_view architecture, const std::vector<HfKey>& own);
+/// Llama with these rows for the settings that they have, and these defaults of its configuration class.
+HfFamily llama_like(std::string_view type, std::string_view architecture, const std::vector<HfKey>& own,
+                    const nlohmann::json& defaults);
 /// Mixtral, Qwen2-MoE, Qwen3-MoE.
 std::vector<HfFamily> experts_families();
 /// BLOOM, GPT-NeoX and OPT: LayerNorm and biases everywhere.

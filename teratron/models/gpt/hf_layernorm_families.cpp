@@ -112,6 +112,12 @@ const std::vector<HfTensorGroup> opt_tensors = {
     {"", "", {{"output_layer.weight", same, {"lm_head.weight"}, {vocab, hidden}, {{untied}}}}}};
 // clang-format on
 
+std::vector<std::string_view> neox_other_keys() {
+  std::vector<std::string_view> keys = {"rotary_pct", "rotary_emb_base"};
+  keys.insert(keys.end(), rope_keys.begin(), rope_keys.end());
+  return keys;
+}
+
 }  // namespace
 
 std::vector<HfFamily> layernorm_families() {
@@ -119,19 +125,36 @@ std::vector<HfFamily> layernorm_families() {
            .architecture = "BloomForCausalLM",
            .prefix = "transformer.",
            .keys = all_keys(bloom_keys, layernorm_keys),
-           .tensors = bloom_tensors},
+           .tensors = bloom_tensors,
+           .defaults = {{"vocab_size", 250880}, {"hidden_size", 64}, {"n_layer", 2}, {"n_head", 8}},
+           .aliases = {{"num_hidden_layers", "n_layer"},
+                       {"num_attention_heads", "n_head"},
+                       {"n_embed", "hidden_size"}},
+           .other_keys = {"attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion",
+                          "offset_alibi", "skip_bias_add", "skip_bias_add_qkv"}},
           {.model_type = "gpt_neox",
            .architecture = "GPTNeoXForCausalLM",
            .prefix = "gpt_neox.",
            .keys = all_keys(neox_keys, layernorm_keys),
            .tensors = neox_tensors,
+           .defaults = {{"vocab_size", 50432},
+                        {"hidden_size", 6144},
+                        {"intermediate_size", 24576},
+                        {"num_hidden_layers", 44},
+                        {"num_attention_heads", 64}},
+           .other_keys = neox_other_keys(),
            .buffers = {".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"},
            .old_ends = {{"embed_out.weight", "lm_head.weight"}}},
           {.model_type = "opt",
            .architecture = "OPTForCausalLM",
            .prefix = "model.",
            .keys = all_keys(opt_keys, layernorm_keys),
-           .tensors = opt_tensors}};
+           .tensors = opt_tensors,
+           .defaults = {{"vocab_size", 50272},
+                        {"hidden_size", 768},
+                        {"ffn_dim", 3072},
+                        {"num_hidden_layers", 12},
+                        {"num_attention_heads", 12}}}};
 }
 
 }  // namespace teratron::gpt_hf_keys

@@ -130,6 +130,7 @@ std::vector<HfKey> t5_keys(bool mt5) {
     setting_is("normalization", "RMSNorm"), setting_is("add_bias_linear", false),
     setting_is("group_query_attention", false),
     {"", "norm_position", {.must_be = "input", .export_only = true}}, only_without("add_qkv_bias"),
+    only_without("add_attention_bias"),
     only_without("squared_relu"), only_without("qk_layernorm"), only_without("apply_layernorm_1p"),
     only_without("apply_residual_connection_post_layernorm")};
 }
@@ -199,6 +200,12 @@ HfFamily t5_model(std::string_view type, std::string_view architecture) {
           .prefix = "",
           .keys = t5_keys(type == "mt5"),
           .tensors = t5_tensors(),
+          .defaults = {{"vocab_size", type == "mt5" ? 250112 : 32128}, {"num_layers", type == "mt5" ? 8 : 6}},
+          .aliases = {{"hidden_size", "d_model"},
+                      {"num_attention_heads", "num_heads"},
+                      {"num_hidden_layers", "num_layers"},
+                      {"head_dim", "d_kv"}},
+          .other_keys = {"is_gated_act", "dense_act_fn", "scale_decoder_outputs", "initializer_factor"},
           .buffers = {"EncDecAttention.relative_attention_bias.weight"},
           .unties = "lm_head.weight",
           .peft_task = "SEQ_2_SEQ_LM",

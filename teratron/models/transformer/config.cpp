@@ -158,6 +158,7 @@ TransformerConfig transformer_config(const Arguments& args) {
           .activation = activation(args),
           .linear_bias = args.add_bias_linear,
           .qkv_bias = args.add_qkv_bias,
+          .attention_bias = args.add_attention_bias,
           .qk_norm = args.qk_layernorm,
           .qk_norm_all_heads = args.qk_layernorm_all_heads,
           .residual_after_norm = args.apply_residual_connection_post_layernorm,

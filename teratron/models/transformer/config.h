@@ -68,7 +68,8 @@ struct TransformerConfig {
   NormOptions norm;
   Activation activation = Activation::gelu;
   bool linear_bias = true;
-  bool qkv_bias = false;  // bias of the QKV projection alone
+  bool qkv_bias = false;        // bias of the QKV projection alone
+  bool attention_bias = false;  // biases of self-attention alone
   bool qk_norm = false;
   bool qk_norm_all_heads = false;    // over all heads together; RMS norm
   bool residual_after_norm = false;  // the residual branches off after the norm

@@ -38,8 +38,8 @@ AttentionLayerOptions self_attention_options(const TransformerConfig& config, in
           .query_groups = config.query_groups,
           .kv_channels = config.kv_channels,
           .mask = config.mask,
-          .bias = config.linear_bias,
-          .qkv_bias = config.linear_bias || config.qkv_bias,
+          .bias = config.linear_bias || config.attention_bias,
+          .qkv_bias = config.linear_bias || config.attention_bias || config.qkv_bias,
           .dropout = config.attention_dropout,
           .dropout_site = dropout_site(config, layer, attention_scores),
           .qkv_init = weight_init(config),
@@ -61,7 +61,7 @@ AttentionLayerOptions self_attention_options(const TransformerConfig& config, in
 AttentionLayerOptions cross_attention_options(const TransformerConfig& config, int64_t layer) {
   AttentionLayerOptions options = self_attention_options(config, layer);
   options.mask = Mask::full;
-  options.qkv_bias = config.linear_bias;
+  options.bias = options.qkv_bias = config.linear_bias;
   options.dropout_site = dropout_site(config, layer, cross_scores);
   options.qk_norm = std::nullopt;
   options.alibi = false;

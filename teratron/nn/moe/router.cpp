@@ -79,13 +79,14 @@ Router::Router(const Scope& scope, const RouterOptions& options, const TensorPar
     set.register_buffer({.name = scope.prefix() + ".expert_bias",
                          .shard = Shard::replicated({options.experts}),
                          .tensor = expert_bias_E_});
-    set.on_step_end(
-        [bias = expert_bias_E_, counts = step_counts_E_, rate = options.expert_bias_rate](const Mesh& mesh) {
-          if (mesh.replicas().size > 1)
-            mesh.replicas().communicator->all_reduce(counts, ReduceOp::sum).wait();
-          update_expert_bias_(bias, counts, rate);
-          at::Tensor(counts).zero_();
-        });
+    set.on_step_end([bias = expert_bias_E_, counts = step_counts_E_, rate = options.expert_bias_rate,
+                     weight = &weight_](const Mesh& mesh) {
+      if (weight->options.trainable) {  // a frozen router chooses as before
+        if (mesh.replicas().size > 1) mesh.replicas().communicator->all_reduce(counts, ReduceOp::sum).wait();
+        update_expert_bias_(bias, counts, rate);
+      }
+      at::Tensor(counts).zero_();
+    });
   }
   if (options.global_aux_loss > 0.0) {
     global_counts_E_ = at::zeros({options.experts}, numbers.dtype(at::kDouble));

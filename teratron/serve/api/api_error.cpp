@@ -1,8 +1,10 @@
 #include "teratron/serve/api/api_error.h"
 
 #include <algorithm>
+#include <span>
 
 #include "teratron/base/json.h"
+#include "teratron/generate/json/request_fields.h"
 
 namespace teratron {
 
@@ -61,7 +63,8 @@ nlohmann::ordered_json ApiError::to_json() const {
 
 ApiError api_error(const UserError& error) {
   std::string message;
-  for (const Problem& problem : error.problems()) {
+  const size_t count = std::min(error.problems().size(), RequestFields::most_problems);
+  for (const Problem& problem : std::span(error.problems()).first(count)) {
     const std::string field = field_of(problem.where);
     const std::string what = with_fields(problem.what);
     const bool is_named = what.find(field) != std::string::npos;

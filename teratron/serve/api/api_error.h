@@ -30,7 +30,7 @@ class ApiError : public std::runtime_error {
   ApiErrorDetails details_;
 };
 
-/// Status 400 with all that is wrong with a request.
+/// Status 400 with what is wrong with a request, ten problems at most.
 ApiError api_error(const UserError& error);
 
 /// A JSON object; ApiError 400.

@@ -15,10 +15,10 @@ class MegatronReader {
  public:
   explicit MegatronReader(const json& body) : body_(body) {}
 
-  /// The field if it is present, even null.
+  /// The field, unless it is null, which counts as absent.
   const json* find(const char* name) const {
     const auto found = body_.find(name);
-    return found == body_.end() ? nullptr : &*found;
+    return found == body_.end() || found->is_null() ? nullptr : &*found;
   }
   static void check(bool valid, const char* text, int status = 200) {
     if (!valid) throw MegatronError{status, text};
@@ -124,18 +124,16 @@ void read_seed(const MegatronReader& fields, SamplingOptions& sampling) {
 
 void read_beams(const MegatronReader& fields, size_t prompts, const ServedModel& model,
                 GenerationRequest& request) {
-  const json* const width = fields.find("beam_width");
-  if (width && !width->is_null()) {
+  if (fields.find("beam_width")) {
     request.beams.width = fields.integer("beam_width", "beam_width must be integer");
     fields.check(request.beams.width >= 1, "beam_width must be an integer > 1");
     fields.check(prompts == 1, "When doing beam_search, batch size must be 1");
     request.choices = request.beams.width;
   }
-  request.beams.stop_token = model.document_end;
-  if (fields.find("stop_token")) {
+  if (fields.find("stop_token")) {  // of a beam search
     const int64_t token = fields.integer("stop_token", "stop_token must be an integer");
     const bool is_id = token >= 0 && token < model.limits.vocabulary;
-    request.beams.stop_token = is_id ? static_cast<int32_t>(token) : -1;
+    if (request.beams.width > 0) request.stop.tokens.assign(is_id ? 1 : 0, static_cast<int32_t>(token));
   }
   request.beams.length_penalty = fields.real("length_penalty", "length_penalty must be a float", 1.0);
 }
@@ -166,7 +164,7 @@ MegatronRequest parse_megatron(const json& body, const ServedModel& model) {
   const MegatronReader fields(body);
   const std::vector<std::string> prompts = read_prompts(fields);
   GenerationRequest common;
-  if (model.document_end >= 0) common.stop.tokens = {model.document_end};
+  common.stop.tokens = model.end_tokens;
   read_length(fields, common);
   read_sampling(fields, common.sampling);
   const bool add_bos = fields.flag("add_BOS");
@@ -182,6 +180,7 @@ MegatronRequest parse_megatron(const json& body, const ServedModel& model) {
     GenerationRequest& each = request.prompts.emplace_back(common);
     if (add_bos) each.prompt.push_back(model.document_end);
     model.tokenizer.encode(prompt, each.prompt);
+    if (!fields.find("random_seed")) common.sequence += 1;
   }
   check_length(request, model);
   return request;

@@ -19,9 +19,13 @@ void read_openai_sampling(RequestFields& fields, GenerationRequest& request) {
   sampling.seed = random_seed();
   sampling.top_p = 1.0;
   fields.real("temperature", sampling.temperature);
-  fields.integer("top_k", [&](int64_t v) { sampling.top_k = std::max<int64_t>(v, 0); });
+  fields.integer("top_k", [&](int64_t v) { sampling.top_k = v; });
   fields.real("top_p", sampling.top_p);
-  fields.integer("seed", [&](int64_t v) { sampling.seed = static_cast<uint64_t>(v); });
+  fields.integer("seed", [&](int64_t v) {
+    if (v != -1) sampling.seed = static_cast<uint64_t>(v);  // vLLM's for a random one
+  });
+  if (sampling.top_k < -1)
+    fields.problem("top_k", fmt::format("top_k = {} is below -1", sampling.top_k), "Use -1 for all tokens");
   if (sampling.top_p <= 0.0 || sampling.top_p > 1.0)
     fields.problem("top_p", fmt::format("top_p = {} is not in (0, 1]", sampling.top_p),
                    "Use 1 for all tokens");
@@ -29,6 +33,7 @@ void read_openai_sampling(RequestFields& fields, GenerationRequest& request) {
     fields.problem("temperature", fmt::format("temperature = {} is not in [0, 100]", sampling.temperature),
                    "Use 1, less for more probable texts");
   }
+  sampling.top_k = std::max<int64_t>(sampling.top_k, 0);
   if (sampling.top_p == 1.0) sampling.top_p = 0.0;
   if (sampling.temperature == 0.0) {
     sampling.temperature = 1.0;
@@ -37,20 +42,81 @@ void read_openai_sampling(RequestFields& fields, GenerationRequest& request) {
   if (sampling.top_k == 1) sampling.top_p = 0.0;  // the most probable token always stays
 }
 
-void read_openai_stops(RequestFields& fields, const ServedModel& model, GenerationRequest& request) {
-  bool ignore_end = false;
-  fields.flag("ignore_eos", ignore_end);
-  if (ignore_end) {
+void read_openai_stops(RequestFields& fields, const ServedModel& model, OpenAiRequest& all,
+                       GenerationRequest& request) {
+  fields.flag("ignore_eos", all.ignore_eos);
+  if (all.ignore_eos) {
     request.stop.tokens.clear();
-  } else if (model.document_end >= 0) {
-    request.stop.tokens.push_back(model.document_end);
+  } else {
+    request.stop.tokens = model.end_tokens;
   }
+  fields.read<std::vector<int32_t>>(
+      "stop_token_ids", "a list of token ids", RequestFields::are_ids, [&](const std::vector<int32_t>& ids) {
+        request.stop.tokens.insert(request.stop.tokens.end(), ids.begin(), ids.end());
+      });
   fields.texts("stop", request.stop.texts);
   const std::vector<std::string>& stops = request.stop.texts;
   if (stops.size() > most_stops)
     fields.problem("stop", fmt::format("{} texts end an answer", stops.size()), "Use at most 16");
   if (std::find(stops.begin(), stops.end(), "") != stops.end())
     fields.problem("stop", "an empty text ends every answer", "Leave it out");
+}
+
+void read_stream(RequestFields& fields, OpenAiRequest& all) {
+  fields.flag("stream", all.stream);
+  fields.read<json>(
+      "stream_options", "an object", [](const json& v) { return v.is_object(); },
+      [&](const json& v) {
+        RequestFields options(v, "stream_options");
+        options.flag("include_usage", all.include_usage);
+        options.ignore_flag("include_obfuscation");
+        options.unsupported("continuous_usage_stats", {false}, "Leave it out");
+        fields.add_problems_of(std::move(options));
+      });
+}
+
+struct Unsupported {
+  const char* field;
+  std::vector<json> neutral = {};  // values that change nothing
+};
+
+void refuse(RequestFields& fields, const std::vector<Unsupported>& list) {
+  for (const Unsupported& each : list) fields.unsupported(each.field, each.neutral, "Leave it out");
+}
+
+// OpenAI's and vLLM's.
+void refuse_unsupported(RequestFields& fields) {
+  const json text_format = {{"type", "text"}}, no_list = json::array(), nothing = json::object();
+  refuse(fields, {{"presence_penalty", {0}},
+                  {"frequency_penalty", {0}},
+                  {"logit_bias", {nothing}},
+                  {"response_format", {text_format}},
+                  {"service_tier", {"auto", "default"}},
+                  {"repetition_penalty", {1}},
+                  {"length_penalty", {1}},
+                  {"min_p", {0}},
+                  {"min_tokens", {0}},
+                  {"use_beam_search", {false}},
+                  {"include_stop_str_in_output", {false}},
+                  {"spaces_between_special_tokens", {true}},
+                  {"bad_words", {no_list}},
+                  {"allowed_token_ids"},
+                  {"prompt_logprobs"},
+                  {"truncate_prompt_tokens"},
+                  {"structured_outputs"},
+                  {"guided_json"},
+                  {"guided_regex"},
+                  {"guided_choice"},
+                  {"guided_grammar"},
+                  {"logits_processors", {no_list}},
+                  {"priority", {0}},
+                  {"return_token_ids", {false}},
+                  {"return_tokens_as_token_ids", {false}}});
+  for (const char* name : {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+                           "request_id", "cache_salt"})
+    fields.ignore_text(name);
+  fields.ignore_object("metadata");
+  fields.ignore_flag("store");
 }
 
 // What completions and chats have in common.
@@ -64,22 +130,11 @@ void read_common(RequestFields& fields, const ServedModel& model, OpenAiRequest&
         {.param = "model", .code = "model_not_found"});
   });
   read_openai_sampling(fields, request);
-  read_openai_stops(fields, model, request);
+  read_openai_stops(fields, model, all, request);
+  fields.flag("skip_special_tokens", request.skip_special_tokens);
   fields.integer("n", [&](int64_t v) { request.choices = v; });
-  fields.flag("stream", all.stream);
-  fields.read<json>(
-      "stream_options", "an object", [](const json& v) { return v.is_object(); },
-      [&](const json& v) {
-        const auto found = v.find("include_usage");
-        all.include_usage = found != v.end() && *found == true;
-      });
-  const std::string leave = "Leave it out";
-  fields.unsupported("presence_penalty", {0}, leave);
-  fields.unsupported("frequency_penalty", {0}, leave);
-  fields.unsupported("logit_bias", {json::object()}, leave);
-  fields.ignore("user");
-  fields.ignore("metadata");
-  fields.ignore("store");
+  read_stream(fields, all);
+  refuse_unsupported(fields);
 }
 
 void check_lengths(const OpenAiRequest& all, const ServedModel& model) {
@@ -110,25 +165,26 @@ void check_lengths(const OpenAiRequest& all, const ServedModel& model) {
 }
 
 // The ids or the text of one prompt.
-void add_prompt(const json& value, const ServedModel& model, const GenerationRequest& common,
-                OpenAiRequest& all) {
-  GenerationRequest& request = all.prompts.emplace_back(common);
+void add_prompt(const json& value, const ServedModel& model, bool echo, OpenAiRequest& all) {
+  std::vector<int32_t>& ids = all.prompts.back().prompt;
   if (value.is_array()) {
-    request.prompt = value.get<std::vector<int32_t>>();
-    all.echoes.push_back(model.tokenizer.decode(request.prompt));
+    ids = value.get<std::vector<int32_t>>();
+    if (echo) all.echoes.push_back(model.tokenizer.decode(ids));
     return;
   }
-  all.echoes.push_back(value.get<std::string>());
-  model.tokenizer.encode(all.echoes.back(), request.prompt);
-  if (request.prompt.empty() && model.document_end >= 0) request.prompt.push_back(model.document_end);
+  const std::string text = value.get<std::string>();
+  model.tokenizer.encode(text, ids);
+  if (ids.empty() && model.document_end >= 0) ids.push_back(model.document_end);
+  if (echo) all.echoes.push_back(text);
 }
 
 bool is_prompt(const json& value) {
   return value.is_string() || (RequestFields::are_ids(value) && !value.empty());
 }
 
-std::vector<json> read_prompts(RequestFields& fields, const ServedModel& model) {
-  std::vector<json> prompts;
+// They stay in the request.
+std::vector<const json*> read_prompts(RequestFields& fields, const ServedModel& model) {
+  std::vector<const json*> prompts;
   fields.read<json>(
       "prompt", "a text, a list of texts, a list of token ids or a list of such lists",
       [](const json& v) {
@@ -137,12 +193,12 @@ std::vector<json> read_prompts(RequestFields& fields, const ServedModel& model) 
                 (RequestFields::are_texts(v) || std::all_of(v.begin(), v.end(), RequestFields::are_ids)));
       },
       [&](const json& v) {
-        if (is_prompt(v)) return prompts.push_back(v);
+        if (is_prompt(v)) return prompts.push_back(&v);
         if (v.size() > model.max_prompts) {
           return fields.problem("prompt", fmt::format("{} prompts in one request", v.size()),
                                 fmt::format("Send at most {} at once", model.max_prompts));
         }
-        prompts.assign(v.begin(), v.end());
+        for (const json& each : v) prompts.push_back(&each);
       });
   return prompts;
 }
@@ -175,14 +231,18 @@ OpenAiRequest parse_completion(const json& body, const ServedModel& model) {
     fields.flag("echo", echo);
     read_completion_logprobs(fields, echo, all, common);
     fields.unsupported("best_of", {1, common.choices}, "Use n");
-    fields.unsupported("suffix", {""}, "Leave it out");
+    refuse(fields, {{"suffix", {""}}, {"add_special_tokens", {true}}, {"prompt_embeds"}});
     const auto prompt = body.find("prompt");
     if (prompt == body.end() || prompt->is_null())
       fields.problem("prompt", "there is no prompt", "Add a text or a list of token ids");
-    const std::vector<json> prompts = read_prompts(fields, model);
+    const std::vector<const json*> prompts = read_prompts(fields, model);
     fields.finish();
-    for (const json& each : prompts) add_prompt(each, model, common, all);
-    if (!echo) all.echoes.clear();
+    const bool has_seed = fields.has("seed");
+    for (const json* each : prompts) {
+      all.prompts.push_back(common);
+      add_prompt(*each, model, echo, all);
+      if (!has_seed) common.sequence += static_cast<uint64_t>(std::max<int64_t>(common.choices, 1));
+    }
   } catch (const UserError& error) {
     throw api_error(error);
   }
@@ -198,12 +258,17 @@ std::optional<std::string> content_text(const json& content) {
   if (!content.is_array()) return std::nullopt;
   std::string text;
   for (const json& part : content) {
-    const bool is_text =
-        part.is_object() && part.value("type", json()) == "text" && part.value("text", json()).is_string();
+    const bool is_text = part.is_object() && part.contains("type") && part["type"] == "text" &&
+                         part.contains("text") && part["text"].is_string();
     if (!is_text) return std::nullopt;
-    text += part.at("text").get<std::string>();
+    text += part["text"].get_ref<const std::string&>();
   }
   return text;
+}
+
+// Clients send an answer back with all its fields.
+bool is_empty(const json& value) {
+  return value.empty() || value == "";
 }
 
 ChatMessage read_message(RequestFields& fields, const json& value, size_t index) {
@@ -213,53 +278,72 @@ ChatMessage read_message(RequestFields& fields, const json& value, size_t index)
     fields.problem(where, where + " is not an object", R"(Write {"role": "user", "content": "..."})");
     return message;
   }
-  const json role = value.value("role", json()), content = value.value("content", json());
-  if (role.is_string())
-    message.role = role.get<std::string>();
-  else
-    fields.problem(where, where + ".role is not a text", "Use system, user or assistant");
-  if (const std::optional<std::string> text = content_text(content)) {
-    message.content = *text;
-  } else {
-    fields.problem(where, where + ".content is neither a text nor a list of parts of type text",
-                   "Use a text");
-  }
-  for (const auto& [name, unused] : value.items()) {
-    if (name != "role" && name != "content" && !(unused.is_null() || name == "name"))
+  std::optional<std::string> text;
+  for (const auto& [name, field] : value.items()) {
+    if (name == "role" && field.is_string()) {
+      message.role = field;
+    } else if (name == "content") {
+      text = content_text(field);
+    } else if (name != "role" && name != "name" && !is_empty(field)) {
       fields.problem(where, fmt::format("unknown field '{}' in {}", printable(name, 60), where),
                      "Use role and content");
+    }
+    if (fields.is_full()) break;
   }
+  const bool says_nothing =
+      message.role == "assistant" && (!value.contains("content") || value["content"].is_null());
+  if (!value.contains("role") || !value["role"].is_string())
+    fields.problem(where, where + ".role is not a text", "Use system, user or assistant");
+  if (!text && !says_nothing)
+    fields.problem(where, where + ".content is neither a text nor a list of parts of type text",
+                   "Use a text");
+  message.content = std::move(text).value_or("");
   return message;
 }
 
-std::vector<ChatMessage> read_messages(RequestFields& fields, const json& body) {
+std::vector<ChatMessage> read_messages(RequestFields& fields) {
   std::vector<ChatMessage> messages;
+  if (!fields.has("messages"))
+    fields.problem("messages", "there are no messages", R"(Add [{"role": "user", "content": "..."}])");
   fields.read<json>(
       "messages", "a list of messages", [](const json& v) { return v.is_array() && !v.empty(); },
       [&](const json& v) {
-        for (size_t i = 0; i < v.size(); ++i) messages.push_back(read_message(fields, v[i], i));
+        for (size_t i = 0; i < v.size() && !fields.is_full(); ++i)
+          messages.push_back(read_message(fields, v[i], i));
       });
-  const auto found = body.find("messages");
-  if (found == body.end() || found->is_null())
-    fields.problem("messages", "there are no messages", R"(Add [{"role": "user", "content": "..."}])");
   return messages;
 }
 
 void read_chat_logprobs(RequestFields& fields, OpenAiRequest& all, GenerationRequest& request) {
-  bool top = false;
   fields.flag("logprobs", all.logprobs);
-  fields.integer("top_logprobs", [&](int64_t v) { request.top_logprobs = v, top = true; });
+  fields.integer("top_logprobs", [&](int64_t v) { request.top_logprobs = v; });
   request.logprobs = all.logprobs;
-  if (top && !all.logprobs)
+  if (request.top_logprobs > 0 && !all.logprobs)
     fields.problem("top_logprobs", "top_logprobs is set without logprobs", "Set logprobs to true");
 }
 
-void refuse_tools(RequestFields& fields) {
-  const std::string leave = "Leave it out";
-  fields.unsupported("tools", {json::array()}, leave);
-  fields.unsupported("tool_choice", {"none", "auto"}, leave);
-  fields.unsupported("response_format", {{{"type", "text"}}}, leave);
-  fields.ignore("parallel_tool_calls");
+void refuse_chat_fields(RequestFields& fields) {
+  const json no_list = json::array(), nothing = json::object(), only_text = json::array({"text"});
+  refuse(fields, {{"tools", {no_list}},
+                  {"tool_choice", {"none", "auto"}},
+                  {"functions", {no_list}},
+                  {"function_call", {"none", "auto"}},
+                  {"modalities", {only_text}},
+                  {"audio"},
+                  {"prediction"},
+                  {"web_search_options"},
+                  {"reasoning_effort", {"none"}},
+                  {"verbosity", {"medium"}},
+                  {"echo", {false}},
+                  {"add_generation_prompt", {true}},
+                  {"continue_final_message", {false}},
+                  {"add_special_tokens", {false}},
+                  {"documents", {no_list}},
+                  {"chat_template"},
+                  {"chat_template_kwargs", {nothing}},
+                  {"mm_processor_kwargs", {nothing}}});
+  fields.ignore_flag("parallel_tool_calls");
+  fields.ignore_flag("include_reasoning");
 }
 
 }  // namespace
@@ -277,14 +361,14 @@ OpenAiRequest parse_chat(const json& body, const ServedModel& model, const ChatT
       });
     }
     read_chat_logprobs(fields, all, common);
-    refuse_tools(fields);
-    const std::vector<ChatMessage> messages = read_messages(fields, body);
+    refuse_chat_fields(fields);
+    const std::vector<ChatMessage> messages = read_messages(fields);
     fields.finish();
     common.prompt = chat.encode(messages, model.tokenizer);
   } catch (const UserError& error) {
     throw api_error(error);
   }
-  if (!body.value("ignore_eos", false)) {
+  if (!all.ignore_eos) {
     for (const int32_t end : chat.end_tokens(model.tokenizer)) common.stop.tokens.push_back(end);
   }
   const auto prompt = static_cast<int64_t>(common.prompt.size());

@@ -1,8 +1,10 @@
-// POST /v1/completions and POST /v1/chat/completions: OpenAI's fields, and top_k and ignore_eos.
+// POST /v1/completions and POST /v1/chat/completions: OpenAI's fields, and vLLM's top_k, ignore_eos,
+// stop_token_ids and skip_special_tokens.
 //
 // Where they differ from OpenAI's: `seed` makes a text depend on nothing else; top_p and top_k exclude each
-// other; penalties, logit_bias, best_of, suffix, tools and response formats are refused; unknown fields are
-// errors.
+// other. What is not supported, such as penalties, tools and response formats, is refused unless its value
+// changes nothing, which clients send unasked. Unknown fields are errors. null is as if the field were
+// absent.
 #pragma once
 
 #include <string>
@@ -20,6 +22,7 @@ struct OpenAiRequest {
   std::vector<std::string> echoes;         // the texts of the prompts that precede the answers; or empty
   bool is_chat = false;
   bool logprobs = false;  // in the answer
+  bool ignore_eos = false;
   bool stream = false;
   bool include_usage = false;  // in a stream
 };

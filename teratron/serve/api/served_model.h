@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "teratron/generate/request.h"
 #include "teratron/tokenizer/tokenizer.h"
@@ -14,10 +15,11 @@ struct ServedModel {
   const Tokenizer& tokenizer;
   std::string name;
   RequestLimits limits = {};
-  int32_t document_end = -1;       // id; -1: none
-  int64_t max_request_tokens = 0;  // of prompts and answers together; 0: no limit
-  size_t max_prompts = 2048;       // of a request
-  bool lenient_errors = true;      // status 200 for the errors of /api, as Megatron-LM
+  int32_t document_end = -1;             // id; -1: none
+  std::vector<int32_t> end_tokens = {};  // any of them ends an answer
+  int64_t max_request_tokens = 0;        // of prompts and answers together; 0: no limit
+  size_t max_prompts = 2048;             // of a request
+  bool lenient_errors = true;            // status 200 for the errors of /api, as Megatron-LM
 };
 
 /// Tokens of prompts and answers of a whole request.

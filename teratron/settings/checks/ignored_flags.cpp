@@ -83,9 +83,9 @@ constexpr IgnoredFlags ignored_flags[] = {
     {"reset_position_ids reset_attention_mask eod_mask_loss mid_level_dataset_surplus", with, "--sft"},
     // Checkpoints
     {"save_interval save_retain_interval keep_last no_save_optim async_save log_progress", without, "--save"},
-    {"ckpt_step", without, "--load"},
+    {"ckpt_step", without, "--load or --save"},
     {"no_load_optim exit_on_missing_checkpoint use_checkpoint_args override_opt_param_scheduler "
-     "use_checkpoint_opt_param_scheduler", without, "--load or --pretrained-checkpoint"},
+     "use_checkpoint_opt_param_scheduler", without, "--load or --pretrained-checkpoint or --save"},
     // Data and tokenizer
     {"split data_cache_path mid_level_dataset_surplus", with, "--mock-data"},
     {"data_sharding", without, "--dataloader-type cyclic"},

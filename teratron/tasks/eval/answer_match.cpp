@@ -60,7 +60,7 @@ AnswerMatch::AnswerMatch(MatchRule rule, std::vector<std::string> answers, const
     : rule_(rule), answers_(std::move(answers)) {
   for (std::string& answer : answers_) {
     if (rule == MatchRule::regex) {
-      patterns_.push_back(std::make_shared<const Regex>(answer, where));
+      patterns_.push_back(std::make_shared<const Regex>(answer, where, RegexSyntax::pcre2));
       continue;
     }
     answer = std::string(stripped(answer));

@@ -142,7 +142,9 @@ class LineReader {
     // Sampling is asked for by any of its options.
     for (const char* name : {"temperature", "top_k", "top_p", "num_beams"})
       if (fields.contains(name)) requests.defaults.sampling.top_k = 0;
+    requests.defaults.sequence = data_.sequences;
     GenerationRequest request = request_from_json(fields, requests, where_);
+    data_.sequences += static_cast<uint64_t>(std::max<int64_t>(request.choices, 1));
     shorten(request);
     data_.requests.push_back(std::move(request));
   }

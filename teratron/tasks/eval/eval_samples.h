@@ -45,6 +45,7 @@ struct EvalData {
   std::vector<GenerationRequest> requests;
   int64_t truncated = 0;          // requests that lost their beginning
   std::set<std::string> ignored;  // fields without effect
+  uint64_t sequences = 0;         // of the random numbers that the requests take
 };
 
 struct EvalReader {

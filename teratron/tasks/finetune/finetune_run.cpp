@@ -1,5 +1,6 @@
 #include "teratron/tasks/finetune/finetune_run.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "teratron/base/file.h"
@@ -7,6 +8,7 @@
 #include "teratron/base/log.h"
 #include "teratron/base/text_lines.h"
 #include "teratron/ckpt/directory.h"
+#include "teratron/comm/collective_errors.h"
 #include "teratron/generate/json/request_json.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/tasks/finetune/task_scores.h"
@@ -32,7 +34,7 @@ std::string share(int64_t correct, int64_t examples) {
                      100.0 * static_cast<double>(correct) / static_cast<double>(examples));
 }
 
-// The figures of each epoch, on the first rank's disk.
+// The figures of each epoch, on the first rank's disk. An epoch is scored once its line is there.
 class EpochRecord {
  public:
   EpochRecord(const Arguments& args, bool writes) : args_(args), writes_(writes) {}
@@ -48,19 +50,18 @@ class EpochRecord {
     }
   }
 
-  /// Whether it is the best so far.
-  bool add(const ordered_json& epoch) {
-    epochs_.push_back(epoch);
-    const bool best = best_epoch() == epochs_.size() - 1;
-    if (!writes_ || !args_.save || args_.skip_train) return best;
+  bool has(int64_t iteration) const {
+    return std::ranges::any_of(epochs_, [&](const auto& epoch) { return epoch["iteration"] == iteration; });
+  }
+  void add(const ordered_json& epoch) { epochs_.push_back(epoch); }
+  /// After whatever else is written of the epoch: what was interrupted before is done again.
+  void write() const {
+    if (!writes_ || !args_.save || args_.skip_train) return;
+    write_text(fs::path(*args_.save) / "best_checkpointed_iteration.txt",
+               epochs_[best_epoch()]["iteration"].dump() + "\n", ExitCode::checkpoint);
     std::string lines;
     for (const ordered_json& each : epochs_) lines += each.dump() + "\n";
     write_text(record_path(), lines, ExitCode::checkpoint);
-    if (best) {
-      write_text(fs::path(*args_.save) / "best_checkpointed_iteration.txt", epoch["iteration"].dump() + "\n",
-                 ExitCode::checkpoint);
-    }
-    return best;
   }
 
   const std::vector<ordered_json>& epochs() const { return epochs_; }
@@ -71,6 +72,7 @@ class EpochRecord {
       if (epochs_[i]["accuracy"] > epochs_[best]["accuracy"]) best = i;
     return best;
   }
+  bool last_is_best() const { return best_epoch() == epochs_.size() - 1; }
 
  private:
   fs::path record_path() const { return fs::path(args_.save.value_or("")) / "epochs.jsonl"; }
@@ -114,12 +116,17 @@ class FinetuneRun {
     if (is_first_) print("done with setups ...");
     if (finished) {
       if (is_first_)
-        print("training is already finished: {} holds iteration {}", *args_.load, loop_->state().iteration);
+        print("training is already finished: {} holds iteration {}", loop_->trainer().resumed_folder(),
+              loop_->state().iteration);
+      // --json has the figures of each file of the last epoch.
+      if (!score_interrupted_epoch() && args_.json) evaluate(epochs_done() - 1);
+      write_json();
       return ExitCode::ok;
     }
     if (args_.skip_train && is_first_) print("evaluation only mode, setting epoch to -1");
     if (!args_.skip_train) {
-      announce(loop_->state().iteration / iterations_);
+      score_interrupted_epoch();
+      announce(epochs_done());
       loop_->at_epochs(iterations_, [this] { end_epoch(); });
     }
     loop_->train();
@@ -138,24 +145,40 @@ class FinetuneRun {
     });
   }
 
+  int64_t epochs_done() const { return loop_->state().iteration / iterations_; }
+
   void end_epoch() {
-    const int64_t epoch = loop_->state().iteration / iterations_ - 1;
     loop_->save_now();
-    score(epoch);
-    if (loop_->state().iteration < loop_->trainer().train_iters()) announce(epoch + 1);
+    score(epochs_done() - 1);
+    if (loop_->state().iteration < loop_->trainer().train_iters()) announce(epochs_done());
   }
 
-  void score(int64_t epoch) {
+  // An epoch whose checkpoint was committed before its run was killed. Returns whether there was one.
+  bool score_interrupted_epoch() {
+    const int64_t iteration = loop_->state().iteration;
+    if (loop_->trainer().resumed_folder() != args_.save || iteration % iterations_ != 0) return false;
+    HostGroup& ranks = *loop_->trainer().mesh().world().communicator;
+    if (run_on_rank_0(ranks, [&] { return record_->has(iteration) ? "scored" : ""; }) == "scored")
+      return false;
+    score(epochs_done() - 1);
+    return true;
+  }
+
+  struct Evaluation {
+    ordered_json line;  // of the epoch
+    std::vector<Predictions> predictions;
+  };
+  Evaluation evaluate(int64_t epoch) {
     Trainer& trainer = loop_->trainer();
     const bool logs = trainer.is_last_rank();
     if (logs) print("calculating metrics ...");
     int64_t correct = 0, examples = 0;
-    std::vector<Predictions> predictions;
+    Evaluation evaluation{.line = {{"epoch", epoch}, {"iteration", loop_->state().iteration}}};
     files_ = ordered_json::array();
     for (size_t i = 0; i < data_->valid.size(); ++i) {
       const PairSamples& samples = *data_->valid[i];
-      predictions.push_back(predict(trainer, *step_, task_, data_->valid[i]));
-      const Predictions& own = predictions.back();
+      evaluation.predictions.push_back(predict(trainer, *step_, task_, data_->valid[i]));
+      const Predictions& own = evaluation.predictions.back();
       const auto count = static_cast<int64_t>(samples.samples.size());
       if (logs) {
         print(" > |epoch: {}| metrics for {}: correct / total = {}, elapsed time (sec): {:.3f}", epoch,
@@ -167,9 +190,15 @@ class FinetuneRun {
       examples += count;
     }
     if (logs) print(" >> |epoch: {}| overall: correct / total = {}", epoch, share(correct, examples));
-    ordered_json line = {{"epoch", epoch}, {"iteration", loop_->state().iteration}};
-    line.update(figures(correct, examples));
-    if (record_->add(line)) write_predictions(predictions);
+    evaluation.line.update(figures(correct, examples));
+    return evaluation;
+  }
+
+  void score(int64_t epoch) {
+    const Evaluation evaluation = evaluate(epoch);
+    record_->add(evaluation.line);
+    if (record_->last_is_best()) write_predictions(evaluation.predictions);
+    record_->write();
   }
 
   void write_predictions(const std::vector<Predictions>& predictions) const {

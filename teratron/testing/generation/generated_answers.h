@@ -32,11 +32,12 @@ inline Answers answers_of(const LanguageModel& model, const std::vector<Generati
   return answers;
 }
 
-/// Rank 0: the results of all requests, with at most five rows at once; others: none. Collective.
+/// Rank 0: the results of all requests, by default with at most five rows at once; others: none. Collective.
 inline std::vector<GenerationResult> ranked_answers(const LanguageModel& model, const Mesh& mesh,
-                                                    const std::vector<GenerationRequest>& requests) {
+                                                    const std::vector<GenerationRequest>& requests,
+                                                    const EngineSettings& settings = {.max_rows = 5}) {
   HostGroup& ranks = *mesh.world().communicator;
-  Engine local(model, {.max_rows = 5}, ranks);
+  Engine local(model, settings, ranks);
   RankedEngine engine(local, ranks);
   if (mesh.rank() != 0) {
     engine.follow();

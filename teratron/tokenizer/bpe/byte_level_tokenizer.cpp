@@ -53,6 +53,27 @@ class ByteLevelTokenizer::OffsetsOutput final : public Output {
   const BpeModel& model_;
 };
 
+class ByteLevelTokenizer::Decoder final : public TextDecoder {
+ public:
+  explicit Decoder(const ByteLevelTokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  std::string add(int32_t id) override {
+    std::string text = held_ + tokenizer_.decode({&id, 1});
+    held_ = text.substr(text.size() - unicode::truncated_bytes(text));
+    text.erase(text.size() - held_.size());
+    return text;
+  }
+  std::string rest() const override { return held_; }
+  std::unique_ptr<TextDecoder> clone() const override { return std::make_unique<Decoder>(*this); }
+
+ private:
+  const ByteLevelTokenizer& tokenizer_;
+  std::string held_;
+};
+
+std::unique_ptr<TextDecoder> ByteLevelTokenizer::decoder() const {
+  return std::make_unique<Decoder>(*this);
+}
+
 NormalizedString ByteLevelTokenizer::normalize(NormalizedView text) const {
   NormalizedString out = teratron::normalize(text, *normalizers_.front());
   for (size_t i = 1; i < normalizers_.size(); ++i) out = teratron::normalize(out.view(), *normalizers_[i]);

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "teratron/tokenizer/bpe/bpe_model.h"
@@ -38,6 +39,10 @@ class ByteLevelTokenizer : public Tokenizer {
   std::string decode(std::span<const int32_t> ids) const override {
     return model_.decode(ids, added_content_);
   }
+  std::unique_ptr<TextDecoder> decoder() const override;
+  bool is_special(int32_t id) const override {
+    return special_ids_.contains(id) || Tokenizer::is_special(id);
+  }
   int64_t vocab_size() const override { return vocab_size_; }
   const SpecialTokens& special() const override { return special_; }
 
@@ -53,6 +58,7 @@ class ByteLevelTokenizer : public Tokenizer {
   std::vector<PreTokenizerStep> steps_;
   AddedVocabulary added_, normalized_added_;  // extracted before and after normalization
   std::unordered_map<int32_t, std::string> added_content_;
+  std::unordered_set<int32_t> special_ids_;  // among the added tokens
   std::vector<int32_t> prefix_, suffix_;
   std::optional<TrimOffsets> trim_;
   SpecialTokens special_;
@@ -62,6 +68,7 @@ class ByteLevelTokenizer : public Tokenizer {
   class Output;
   class IdOutput;
   class OffsetsOutput;
+  class Decoder;
   void encode_all(NormalizedView text, Output& out) const;
   void encode_normalized(NormalizedView text, Output& out) const;
   void pre_tokenize(NormalizedView text, size_t step, Output& out) const;

@@ -28,6 +28,7 @@ HuggingFaceTokenizer::HuggingFaceTokenizer(BpeJson json, const SpecialTokensMap&
   added_ = std::move(added.raw);
   normalized_added_ = std::move(added.normalized);
   added_content_ = std::move(added.content);
+  special_ids_ = std::move(added.special);
 }
 
 }  // namespace teratron

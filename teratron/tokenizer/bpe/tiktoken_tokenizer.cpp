@@ -14,13 +14,21 @@
 #include "teratron/tokenizer/text/text_file.h"
 
 namespace teratron {
+
+using TokenRanks = std::vector<std::pair<std::string, int64_t>>;  // bytes of a token and its rank
+
+/// The ranks, and the options with what the file says of them.
+struct TiktokenFile {
+  TokenRanks ranks;
+  TiktokenOptions options;
+  bool is_tekken = false;
+};
+
 namespace {
 
 constexpr int64_t kDefaultVocabSize = int64_t{1} << 17;
 constexpr std::string_view kPatternV2 =
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-
-using Ranks = std::vector<std::pair<std::string, int64_t>>;  // bytes of a token and its rank
 
 bool is_json(const TiktokenOptions& options) {
   return options.file.ends_with(".json");
@@ -36,13 +44,8 @@ std::string split_regex(const TiktokenOptions& options) {
   throw data_error({.what = std::move(what), .where = where, .fix = "use the tokenizer's original file"});
 }
 
-Ranks read_json_ranks(const std::string& path) {
-  const simdjson::padded_string json(read_text_file(path));
-  simdjson::dom::parser parser;
-  simdjson::dom::array tokens;
-  if (const auto error = parser.parse(json).get(tokens))
-    reject(path, fmt::format("not a JSON list of tokens ({})", json_problem(error)));
-  Ranks ranks;
+TokenRanks ranks_of(simdjson::dom::array tokens, const std::string& path) {
+  TokenRanks ranks;
   for (const simdjson::dom::element token : tokens) {
     const auto number = static_cast<int64_t>(ranks.size());
     int64_t rank = -1;
@@ -57,9 +60,82 @@ Ranks read_json_ranks(const std::string& path) {
   return ranks;
 }
 
-Ranks read_line_ranks(const std::string& path) {
+/// The special tokens of tekken.json by rank; up to version 7 it may leave them out.
+std::vector<std::string> tekken_special_tokens(simdjson::dom::object file, const std::string& path) {
+  std::vector<std::string> names;
+  simdjson::dom::array tokens;
+  const auto missing = file["special_tokens"].get(tokens);
+  if (missing == simdjson::NO_SUCH_FIELD || file["special_tokens"].is_null()) {
+    for (const char* const name : {"<unk>",
+                                   "<s>",
+                                   "</s>",
+                                   "[INST]",
+                                   "[/INST]",
+                                   "[AVAILABLE_TOOLS]",
+                                   "[/AVAILABLE_TOOLS]",
+                                   "[TOOL_RESULTS]",
+                                   "[/TOOL_RESULTS]",
+                                   "[TOOL_CALLS]",
+                                   "[IMG]",
+                                   "<pad>",
+                                   "[IMG_BREAK]",
+                                   "[IMG_END]",
+                                   "[PREFIX]",
+                                   "[MIDDLE]",
+                                   "[SUFFIX]",
+                                   "[SYSTEM_PROMPT]",
+                                   "[/SYSTEM_PROMPT]",
+                                   "[TOOL_CONTENT]"})
+      names.emplace_back(name);
+    return names;
+  }
+  if (missing) reject(path, "\"special_tokens\" is not a list");
+  for (const simdjson::dom::element token : tokens) {
+    int64_t rank = -1;
+    std::string_view text;
+    if (token["rank"].get(rank) || token["token_str"].get(text) || rank != static_cast<int64_t>(names.size()))
+      reject(path, fmt::format("special token {} has no \"rank\": {} and \"token_str\"", names.size(),
+                               names.size()));
+    names.emplace_back(text);
+  }
+  return names;
+}
+
+/// What the options leave at Megatron-LM's defaults is the file's.
+TiktokenOptions with_tekken_config(TiktokenOptions options, simdjson::dom::object file) {
+  simdjson::dom::object config;
+  std::string_view pattern;
+  int64_t vocab_size = 0, special_count = 0;
+  if (file["config"].get(config) || config["pattern"].get(pattern) ||
+      config["default_vocab_size"].get(vocab_size) ||
+      config["default_num_special_tokens"].get(special_count)) {
+    reject(options.file,
+           "\"config\" has no \"pattern\", \"default_vocab_size\" and \"default_num_special_tokens\"");
+  }
+  const TiktokenOptions usual;
+  if (options.pattern == usual.pattern) options.pattern = pattern;
+  if (options.vocab_size == usual.vocab_size) options.vocab_size = vocab_size;
+  if (options.special_count == usual.special_count) options.special_count = special_count;
+  if (options.special_tokens.empty()) options.special_tokens = tekken_special_tokens(file, options.file);
+  return options;
+}
+
+TiktokenFile read_json_ranks(const TiktokenOptions& options) {
+  const simdjson::padded_string json(read_text_file(options.file));
+  simdjson::dom::parser parser;
+  simdjson::dom::element top;
+  simdjson::dom::array tokens;
+  if (const auto error = parser.parse(json).get(top))
+    reject(options.file, fmt::format("not a JSON list of tokens ({})", json_problem(error)));
+  if (simdjson::dom::object file; !top.get(file) && !file["vocab"].get(tokens))
+    return {ranks_of(tokens, options.file), with_tekken_config(options, file), true};
+  if (top.get(tokens)) reject(options.file, "not a JSON list of tokens, nor an object with one as \"vocab\"");
+  return {ranks_of(tokens, options.file), options};
+}
+
+TokenRanks read_line_ranks(const std::string& path) {
   const std::string text = read_text_file(path);
-  Ranks ranks;
+  TokenRanks ranks;
   int64_t number = 0;
   for (const std::string_view line : split_lines(text)) {
     ++number;
@@ -79,8 +155,11 @@ Ranks read_line_ranks(const std::string& path) {
 }
 
 /// Sorted by rank.
-Ranks read_ranks(const TiktokenOptions& options) {
-  Ranks ranks = is_json(options) ? read_json_ranks(options.file) : read_line_ranks(options.file);
+TiktokenFile read_ranks(const TiktokenOptions& given) {
+  TiktokenFile file =
+      is_json(given) ? read_json_ranks(given) : TiktokenFile{read_line_ranks(given.file), given};
+  TokenRanks& ranks = file.ranks;
+  const TiktokenOptions& options = file.options;
   if (is_json(options)) {
     const int64_t others =
         (options.vocab_size > 0 ? options.vocab_size : kDefaultVocabSize) - options.special_count;
@@ -97,11 +176,12 @@ Ranks read_ranks(const TiktokenOptions& options) {
     ranks.resize(static_cast<size_t>(others));
   }
   std::sort(ranks.begin(), ranks.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
-  return ranks;
+  return file;
 }
 
 /// Each split of a token into two tokens is a merge.
-BpeConfig bpe_config(const Ranks& ranks, const TiktokenOptions& options) {
+BpeConfig bpe_config(const TiktokenFile& file) {
+  const auto& [ranks, options, is_tekken] = file;
   const int64_t first_id = is_json(options) ? options.special_count : 0;
   BpeConfig config{.vocab = {},
                    .merges = {},
@@ -129,10 +209,11 @@ BpeConfig bpe_config(const Ranks& ranks, const TiktokenOptions& options) {
   return config;
 }
 
-std::vector<std::string> special_names(const TiktokenOptions& options) {
+std::vector<std::string> special_names(const TiktokenFile& file) {
+  const TiktokenOptions& options = file.options;
   std::vector<std::string> defaults = {"<|endoftext|>"};
   if (is_json(options)) defaults = {"<unk>", "<s>", "</s>"};
-  if (is_json(options) && options.head)
+  if (is_json(options) && options.head && !file.is_tekken)
     defaults.insert(defaults.end(), {"<mask>", "<pad>", "<cls>", "<sep>"});
   std::vector<std::string> names = options.special_tokens.empty() ? defaults : options.special_tokens;
   const auto fail = [](std::string what) {
@@ -157,31 +238,35 @@ std::vector<std::string> special_names(const TiktokenOptions& options) {
 }
 
 // All tokens by id: the special ones are first in .json, else last.
-std::map<int32_t, std::string> special_tokens_of(const TiktokenOptions& options, int32_t first_free) {
+std::map<int32_t, std::string> special_tokens_of(const TiktokenFile& file, int32_t first_free) {
   std::map<int32_t, std::string> tokens;
-  int32_t id = is_json(options) ? 0 : first_free;
-  for (std::string& name : special_names(options)) tokens.emplace(id++, std::move(name));
+  int32_t id = is_json(file.options) ? 0 : first_free;
+  for (std::string& name : special_names(file)) tokens.emplace(id++, std::move(name));
   return tokens;
 }
 
 }  // namespace
 
 TiktokenTokenizer::TiktokenTokenizer(const TiktokenOptions& options)
-    : ByteLevelTokenizer(bpe_config(read_ranks(options), options)) {
+    : TiktokenTokenizer(read_ranks(options)) {}
+
+TiktokenTokenizer::TiktokenTokenizer(const TiktokenFile& file) : ByteLevelTokenizer(bpe_config(file)) {
+  const TiktokenOptions& options = file.options;
   const std::string pattern = split_regex(options);
   if (const auto known = known_pattern(pattern)) {
     steps_ = {{.pattern = known}};
   } else {
     // Only matches are tokens: tiktoken drops the gaps.
-    steps_ = {{.regex = std::make_shared<Regex>(pattern, "--tiktoken-pattern"),
+    steps_ = {{.regex = std::make_shared<Regex>(pattern, "--tiktoken-pattern", RegexSyntax::rust),
                .behavior = SplitBehavior::removed,
                .invert = true}};
   }
   std::vector<AddedToken> tokens;
   std::unordered_map<std::string, int32_t> ids;
-  for (const auto& [id, name] : special_tokens_of(options, model_.id_bound())) {
+  for (const auto& [id, name] : special_tokens_of(file, model_.id_bound())) {
     tokens.push_back({.content = name, .id = id, .special = true});
     added_content_.emplace(id, name);
+    special_ids_.insert(id);
     ids.emplace(name, id);
     vocab_size_ = std::max<int64_t>(vocab_size_, id + 1);
   }
@@ -200,13 +285,15 @@ TiktokenTokenizer::TiktokenTokenizer(const TiktokenOptions& options)
   }
 }
 
-std::map<std::string, std::string> hf_files_of_tiktoken(const TiktokenOptions& options) {
+std::map<std::string, std::string> hf_files_of_tiktoken(const TiktokenOptions& given) {
   using Json = nlohmann::ordered_json;
-  const TiktokenTokenizer tokenizer(options);
-  BpeConfig config = bpe_config(read_ranks(options), options);
+  const TiktokenFile file = read_ranks(given);
+  const TiktokenOptions& options = file.options;
+  const TiktokenTokenizer tokenizer(file);
+  BpeConfig config = bpe_config(file);
   int32_t bound = 0;
   for (const auto& [token, id] : config.vocab) bound = std::max(bound, id + 1);
-  const std::map<int32_t, std::string> special = special_tokens_of(options, bound);
+  const std::map<int32_t, std::string> special = special_tokens_of(file, bound);
   std::vector<ExportedToken> added;
   for (const auto& [id, name] : special) {
     added.push_back({name, id});

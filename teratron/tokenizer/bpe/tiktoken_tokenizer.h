@@ -5,6 +5,8 @@
 //   .json      Megatron-LM's: a list of {"rank", "token_bytes" (base64), "token_str"}; the first 256 are the
 //              single bytes. The first `special_count` ids are special tokens (the named ones, then
 //              <SPECIAL_n>), id = rank + special_count; the list is truncated to the vocabulary size.
+//              An object is Mistral's tekken.json: that list as "vocab", and the pattern, the sizes and the
+//              names of the special tokens, which replace the options' defaults.
 //   otherwise  tiktoken's: a line "<base64> <rank>" per token. Ids are ranks; special tokens follow the
 //              highest rank.
 #pragma once
@@ -24,10 +26,13 @@ struct TiktokenOptions {
   bool head = false;
 };
 
+struct TiktokenFile;
+
 class TiktokenTokenizer : public ByteLevelTokenizer {
  public:
   /// UserError(data) for an invalid file, UserError(config) for invalid special tokens.
   explicit TiktokenTokenizer(const TiktokenOptions& options);
+  explicit TiktokenTokenizer(const TiktokenFile& file);
 };
 
 /// tokenizer.json and tokenizer_config.json with the same ids.

@@ -122,10 +122,14 @@ void PostProcessorReader::read(object processor) {
 
 }  // namespace
 
-SpecialTokensMap read_special_tokens_map(const std::string& directory) {
-  SpecialTokensMap names;
+void read_special_tokens_map(const std::string& directory, SpecialTokensMap& names) {
   read_special_tokens(directory + "/special_tokens_map.json", names);
   read_special_tokens(directory + "/tokenizer_config.json", names);
+}
+
+SpecialTokensMap read_special_tokens_map(const std::string& directory) {
+  SpecialTokensMap names;
+  read_special_tokens_map(directory, names);
   return names;
 }
 
@@ -195,6 +199,7 @@ AddedTokens check_added_tokens(const std::vector<AddedToken>& added, const Model
     if (is_new && !result.content.emplace(token.id, token.content).second)
       reject("shares its id with another added token");
     result.vocab_size = std::max<int64_t>(result.vocab_size, int64_t{token.id} + 1);
+    if (token.special) result.special.insert(token.id);
     if (!is_new) continue;
     (token.normalized ? normalized : raw).push_back(token);
     if (token.normalized) normalized.back().content = normalize(token.content);

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "teratron/tokenizer/hf/json_fields.h"
@@ -22,6 +23,8 @@ struct SpecialTokensMap {
 
 /// From special_tokens_map.json and tokenizer_config.json in the folder of tokenizer.json.
 SpecialTokensMap read_special_tokens_map(const std::string& directory);
+/// Replaces those of `names` that the files name.
+void read_special_tokens_map(const std::string& directory, SpecialTokensMap& names);
 
 using FindToken = std::function<std::optional<int32_t>(const std::string&)>;
 /// eod is eos, else <|endoftext|>, <|end_of_text|> or </s>.
@@ -41,6 +44,7 @@ struct ModelVocabulary {
 struct AddedTokens {
   AddedVocabulary raw, normalized;  // found before and after normalization
   std::unordered_map<int32_t, std::string> content;
+  std::unordered_set<int32_t> special;
   int64_t vocab_size = 0;  // the largest id + 1, with the model's
 
   std::optional<int32_t> id_of(const std::string& token) const;

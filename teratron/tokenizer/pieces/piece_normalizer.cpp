@@ -174,7 +174,8 @@ void split_at(const SplitStep& step, NormalizedView text, const std::function<vo
 }  // namespace
 
 PrecompiledStep precompiled_step(const std::string& charsmap, const std::string& where) {
-  return {std::make_shared<CharsMap>(charsmap, where), std::make_shared<Regex>(kClusters, where)};
+  return {std::make_shared<CharsMap>(charsmap, where),
+          std::make_shared<Regex>(kClusters, where, RegexSyntax::pcre2)};
 }
 
 NormalizedString apply_step(const NormalizerStep& step, NormalizedView text) {

@@ -53,6 +53,7 @@ PieceTokenizer::PieceTokenizer(PieceTokenizerConfig config, SpecialTokensMap nam
   added_ = std::move(added.raw);
   normalized_added_ = std::move(added.normalized);
   added_content_ = std::move(added.content);
+  special_ids_ = std::move(added.special);
   for (const AddedToken& token : config_.added) {
     if (token.normalized) added_content_[token.id] = normalized(token.content);  // as the library decodes it
   }
@@ -112,15 +113,37 @@ void PieceTokenizer::encode_normalized(NormalizedView text, const Emit& emit) co
   }
 }
 
-std::string PieceTokenizer::decode(std::span<const int32_t> ids) const {
-  std::vector<std::string> tokens;
-  for (const int32_t id : ids) {
-    const auto added = added_content_.find(id);
-    const std::string_view token =
-        added == added_content_.end() ? config_.model->vocabulary().token_of(id) : added->second;
-    if (!token.empty()) tokens.emplace_back(token);
+std::string PieceTokenizer::token_text(int32_t id) const {
+  const auto added = added_content_.find(id);
+  return added == added_content_.end() ? std::string(config_.model->vocabulary().token_of(id))
+                                       : added->second;
+}
+
+class PieceTokenizer::Decoder final : public TextDecoder {
+ public:
+  explicit Decoder(const PieceTokenizer& tokenizer)
+      : tokenizer_(tokenizer), decoding_(tokenizer.config_.decoders) {}
+  std::string add(int32_t id) override {
+    std::string token = tokenizer_.token_text(id);
+    return token.empty() ? std::string() : decoding_.add(std::move(token));
   }
-  return decode_pieces(config_.decoders, std::move(tokens));
+  std::string rest() const override { return PieceDecoding(decoding_).finish(); }
+  std::unique_ptr<TextDecoder> clone() const override { return std::make_unique<Decoder>(*this); }
+
+ private:
+  const PieceTokenizer& tokenizer_;
+  PieceDecoding decoding_;
+};
+
+std::unique_ptr<TextDecoder> PieceTokenizer::decoder() const {
+  return std::make_unique<Decoder>(*this);
+}
+
+std::string PieceTokenizer::decode(std::span<const int32_t> ids) const {
+  Decoder decoder(*this);
+  std::string text;
+  for (const int32_t id : ids) text += decoder.add(id);
+  return text + decoder.rest();
 }
 
 }  // namespace teratron

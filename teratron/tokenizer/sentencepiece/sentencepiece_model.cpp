@@ -4,6 +4,7 @@
 #include <cfloat>
 #include <cmath>
 #include <queue>
+#include <utility>
 
 #include "teratron/base/error.h"
 #include "teratron/tokenizer/unicode/unicode.h"
@@ -309,25 +310,55 @@ std::string SentencePieceModel::decode_piece(int32_t id, bool at_start, bool& re
 }
 
 std::string SentencePieceModel::decode(std::span<const int32_t> ids) const {
+  Decoder decoder(*this);
   std::string text;
-  bool at_start = true;
-  bool removed_space = false;
-  for (size_t i = 0; i < ids.size();) {
-    if (type(ids[i]) != PieceType::byte) {
-      if (removed_space || !text.empty()) at_start = false;
-      text += decode_piece(ids[i++], at_start, removed_space);
-      continue;
-    }
-    std::string bytes;
-    for (; i < ids.size() && type(ids[i]) == PieceType::byte; ++i)
-      bytes += static_cast<char>(byte_of(piece(ids[i])));
-    for (std::string_view rest = bytes; !rest.empty();) {
-      const size_t good = unicode::well_formed_bytes(rest);
-      text += good > 0 ? rest.substr(0, good) : "\xef\xbf\xbd";
-      rest.remove_prefix(std::max<size_t>(good, 1));
-    }
+  for (const int32_t id : ids) text += decoder.add(id);
+  return text + decoder.rest();
+}
+
+bool SentencePieceModel::is_special(int32_t id) const {
+  return id >= 0 && id < size() && (type(id) == PieceType::control || type(id) == PieceType::unknown);
+}
+
+namespace {
+
+// Well-formed characters, and U+FFFD for each other byte.
+std::string characters_of_bytes(std::string_view bytes) {
+  std::string text;
+  while (!bytes.empty()) {
+    const size_t good = unicode::well_formed_bytes(bytes);
+    text += good > 0 ? bytes.substr(0, good) : "\xef\xbf\xbd";
+    bytes.remove_prefix(std::max<size_t>(good, 1));
   }
-  return denormalizer_ ? denormalizer_->normalize(unicode::replace_invalid(text)) : text;
+  return text;
+}
+
+}  // namespace
+
+std::string SentencePieceModel::Decoder::add(int32_t id) {
+  // A model may have more rows than its tokenizer has pieces.
+  if (id < 0 || id >= model_->size()) return {};
+  std::string text;
+  if (model_->type(id) == PieceType::byte) {
+    bytes_ += static_cast<char>(byte_of(model_->piece(id)));
+    const size_t complete = bytes_.size() - unicode::truncated_bytes(bytes_);
+    text = characters_of_bytes(std::string_view(bytes_).substr(0, complete));
+    bytes_.erase(0, complete);
+    has_text_ = true;
+  } else {
+    text = characters_of_bytes(std::exchange(bytes_, {}));
+    if (removed_space_ || has_text_) at_start_ = false;
+    text += model_->decode_piece(id, at_start_, removed_space_);
+    has_text_ = has_text_ || !text.empty();
+  }
+  if (!model_->denormalizer_) return text;
+  held_ += text;
+  return {};
+}
+
+std::string SentencePieceModel::Decoder::rest() const {
+  const std::string text = held_ + characters_of_bytes(bytes_);
+  return model_->denormalizer_ ? model_->denormalizer_->normalize(unicode::replace_invalid(text)) : text;
 }
 
 }  // namespace teratron

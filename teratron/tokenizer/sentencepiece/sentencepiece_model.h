@@ -42,6 +42,9 @@ class SentencePieceModel {
   /// Control pieces are dropped, byte pieces concatenated (ill-formed UTF-8 becomes U+FFFD), and the dummy
   /// prefix is removed.
   std::string decode(std::span<const int32_t> ids) const;
+  class Decoder;  // the same as ids come
+  /// Control pieces and the unknown one.
+  bool is_special(int32_t id) const;
 
   const SentencePieceSpec& spec() const { return spec_; }
   const std::string& where() const { return spec_.where; }
@@ -82,6 +85,21 @@ class SentencePieceModel {
   int32_t unknown_ = -1;
   int32_t byte_ids_[256];
   float lowest_score_ = 0, highest_score_ = 0;  // of normal pieces
+};
+
+/// As TextDecoder.
+class SentencePieceModel::Decoder {
+ public:
+  /// The model must outlive it.
+  explicit Decoder(const SentencePieceModel& model) : model_(&model) {}
+  std::string add(int32_t id);
+  std::string rest() const;
+
+ private:
+  const SentencePieceModel* model_;
+  bool at_start_ = true, removed_space_ = false, has_text_ = false;
+  std::string bytes_;  // of a character that is not complete
+  std::string held_;   // for the denormalizer, which changes texts as a whole
 };
 
 }  // namespace teratron

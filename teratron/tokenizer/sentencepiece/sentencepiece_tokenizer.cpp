@@ -83,16 +83,34 @@ std::vector<TokenSpan> SentencePieceTokenizer::encode_with_offsets(std::string_v
   return spans;
 }
 
-std::string SentencePieceTokenizer::decode(std::span<const int32_t> ids) const {
-  std::string text;
-  size_t done = 0;
-  for (size_t i = 0; i < ids.size(); ++i) {
-    const auto added = added_content_.find(ids[i]);
-    if (added == added_content_.end()) continue;
-    text += model_.decode(ids.subspan(done, i - done)) + " " + added->second + " ";
-    done = i + 1;
+class SentencePieceTokenizer::Decoder final : public TextDecoder {
+ public:
+  explicit Decoder(const SentencePieceTokenizer& tokenizer)
+      : tokenizer_(tokenizer), decoder_(tokenizer.model_) {}
+  std::string add(int32_t id) override {
+    const auto added = tokenizer_.added_content_.find(id);
+    if (added == tokenizer_.added_content_.end()) return decoder_.add(id);
+    const std::string before = decoder_.rest();
+    decoder_ = SentencePieceModel::Decoder(tokenizer_.model_);
+    return before + " " + added->second + " ";
   }
-  return text + model_.decode(ids.subspan(done));
+  std::string rest() const override { return decoder_.rest(); }
+  std::unique_ptr<TextDecoder> clone() const override { return std::make_unique<Decoder>(*this); }
+
+ private:
+  const SentencePieceTokenizer& tokenizer_;
+  SentencePieceModel::Decoder decoder_;
+};
+
+std::unique_ptr<TextDecoder> SentencePieceTokenizer::decoder() const {
+  return std::make_unique<Decoder>(*this);
+}
+
+std::string SentencePieceTokenizer::decode(std::span<const int32_t> ids) const {
+  Decoder decoder(*this);
+  std::string text;
+  for (const int32_t id : ids) text += decoder.add(id);
+  return text + decoder.rest();
 }
 
 std::map<std::string, std::string> SentencePieceTokenizer::hf_files() const {

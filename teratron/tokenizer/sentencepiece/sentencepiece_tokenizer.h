@@ -28,12 +28,17 @@ class SentencePieceTokenizer : public Tokenizer {
   std::vector<TokenSpan> encode_with_offsets(std::string_view text) const override;
   /// A space is inserted before and after each added token.
   std::string decode(std::span<const int32_t> ids) const override;
+  std::unique_ptr<TextDecoder> decoder() const override;
+  bool is_special(int32_t id) const override {
+    return added_content_.contains(id) || model_.is_special(id) || Tokenizer::is_special(id);
+  }
   int64_t vocab_size() const override { return vocab_size_; }
   const SpecialTokens& special() const override { return special_; }
   /// tokenizer.json and tokenizer_config.json with the same ids.
   std::map<std::string, std::string> hf_files() const;
 
  private:
+  class Decoder;
   void add_tokens(int64_t extra_ids);
 
   SentencePieceModel model_;

@@ -1,5 +1,7 @@
 #include "teratron/tokenizer/unicode/unicode.h"
 
+#include <algorithm>
+
 #include <simdjson.h>
 
 #include "teratron/tokenizer/unicode/unicode_tables.h"
@@ -90,6 +92,17 @@ bool is_valid(std::string_view text) {
 size_t well_formed_bytes(std::string_view text) {
   size_t skip = 0;
   return well_formed(text, &skip);
+}
+
+size_t truncated_bytes(std::string_view text) {
+  for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
+    const std::string_view end = text.substr(text.size() - back);
+    const auto first = static_cast<uint8_t>(end[0]);
+    if ((first & 0xc0) == 0x80) continue;
+    size_t valid = 0;
+    return well_formed(end, &valid) == 0 && valid == back && first >= 0xc2 && first <= 0xf4 ? back : 0;
+  }
+  return 0;
 }
 
 std::string replace_invalid(std::string_view text) {

@@ -82,6 +82,9 @@ bool is_valid(std::string_view text);
 /// Length of the well-formed sequence at the start of `text` (not empty); 0 if there is none.
 size_t well_formed_bytes(std::string_view text);
 
+/// Bytes at the end of `text` that are the beginning of a well-formed sequence, and not all of it.
+size_t truncated_bytes(std::string_view text);
+
 /// Replaces each maximal ill-formed part by U+FFFD, like Python's errors="replace".
 std::string replace_invalid(std::string_view text);
 

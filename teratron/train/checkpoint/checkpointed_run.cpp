@@ -4,7 +4,11 @@
 
 #include <nlohmann/json.hpp>
 
+#include "teratron/base/hash.h"
 #include "teratron/settings/checkpoint_args.h"
+#include "teratron/settings/component_options.h"
+#include "teratron/settings/own_run.h"
+#include "teratron/tokenizer/build_tokenizer.h"
 
 namespace teratron {
 
@@ -24,6 +28,20 @@ std::string checkpoint_config(const Arguments& args, const Family& family, const
     config[file] = std::filesystem::absolute(config[file].get<std::string>()).lexically_normal().string();
   }
   return config.dump();
+}
+
+std::string tokenizer_hash(const Arguments& args) {
+  TokenizerOptions options = tokenizer_options(args);
+  options.vocab_size = 0;  // the model's, which may be larger; a setting of the model
+  return hash_to_hex(hash_text(tokenizer_fingerprint(options)));
+}
+
+std::string with_identity(const std::string& config, const Arguments& args, bool finetunes) {
+  nlohmann::json all = nlohmann::json::parse(config);
+  all["tokenizer_hash"] = tokenizer_hash(args);
+  if (finetunes) all["finetune"] = true;
+  if (const std::string job = job_name(process_environment); !job.empty()) all["job"] = job;
+  return all.dump();
 }
 
 }  // namespace teratron

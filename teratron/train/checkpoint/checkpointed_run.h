@@ -20,7 +20,13 @@ struct CheckpointedRun {
   bool is_first_rank() const { return engine.mesh().rank() == 0; }
 };
 
+/// What tells a tokenizer from others, whatever its files are called. Reads them.
+std::string tokenizer_hash(const Arguments& args);
+
 /// The settings of a run as its checkpoints hold them, with absolute paths: JSON.
 std::string checkpoint_config(const Arguments& args, const Family& family, const EngineOptions& options);
+/// `config` with what tells the run from others (start.h), for the rank whose settings are saved.
+/// `finetunes`: the run began with --finetune.
+std::string with_identity(const std::string& config, const Arguments& args, bool finetunes);
 
 }  // namespace teratron

@@ -1,7 +1,9 @@
 #include "teratron/train/checkpoint/model_checkpoint.h"
 
 #include <algorithm>
+#include <set>
 
+#include <ATen/ATen.h>
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/error.h"
@@ -22,6 +24,53 @@ namespace {
 bool begins_with_any(const std::string& name, const std::vector<std::string>& beginnings) {
   return std::ranges::any_of(beginnings,
                              [&name](const std::string& beginning) { return name.starts_with(beginning); });
+}
+
+constexpr std::string_view master_prefix = "optimizer.param.";
+
+// A training in fp32 has no master weights: its weights are that.
+std::string saved_name(const StateTensor& state, const CheckpointInfo& info) {
+  if (!state.name.starts_with(master_prefix) || info.tensors.contains(state.name)) return state.name;
+  const std::string weight = state.name.substr(master_prefix.size());
+  const auto saved = info.tensors.find(weight);
+  return saved != info.tensors.end() && saved->second.dtype == Dtype::f32 ? weight : state.name;
+}
+
+void add_optimizer_states(const std::vector<StateTensor>& states, const CheckpointInfo& info,
+                          HostTensors& tensors) {
+  for (StateTensor state : states) {
+    state.name = saved_name(state, info);
+    tensors.add(state, state.type());
+  }
+}
+
+// The other way round: weights in fp32 are the master weights of a training in lower precision. Reads them
+// and, as no tensor of a checkpoint may be left over, the rounded weights into separate memory. Returns the
+// names of these weights.
+std::set<std::string> add_master_weights(ParameterSet& parameters, const CheckpointInfo& info,
+                                         HostTensors& tensors) {
+  std::set<std::string> names;
+  for (StateTensor weight : parameter_tensors(parameters)) {
+    const std::string master = std::string(master_prefix) + weight.name;
+    const auto saved = info.tensors.find(weight.name);
+    if (weight.type() != at::kFloat || !info.tensors.contains(master) || saved == info.tensors.end())
+      continue;
+    const auto type = scalar_type_of(saved->second.dtype);
+    if (!type || *type == at::kFloat) continue;
+    names.insert(weight.name);
+    StateTensor rounded = weight;
+    rounded.values = at::empty(weight.values.sizes(), at::TensorOptions().dtype(*type));
+    tensors.add(rounded, *type);
+    weight.name = master;
+    tensors.add(weight, at::kFloat);
+  }
+  return names;
+}
+
+CheckpointInfo without(const CheckpointInfo& info, const std::set<std::string>& names) {
+  CheckpointInfo rest = info;
+  for (const std::string& name : names) rest.tensors.erase(name);
+  return rest;
 }
 
 // The first of the states that the checkpoint lacks, or holds in another shape; null: none.
@@ -96,7 +145,7 @@ void check_loadable(const CheckpointInfo& info, const LoadOptions& options, cons
   check_family(info, options);
   const BothSettings settings(info, options);
   std::vector<std::string> fields = fixed_model_fields(options.config, options.finetune);
-  if (options.optimizer) fields.insert(fields.end(), {"bf16", "fp16", "optimizer"});
+  if (options.optimizer) fields.emplace_back("optimizer");
   std::string fix = "Use the settings of the checkpoint, or another folder";
   const std::vector<std::string> positions = resumable_overrides(options.config, true);
   if (std::ranges::any_of(fields, [&](const std::string& field) {
@@ -106,7 +155,11 @@ void check_loadable(const CheckpointInfo& info, const LoadOptions& options, cons
   }
   check_same_model({.path = info.path, .config = settings.saved.dump()}, settings.current.dump(), fields,
                    fix);
-  if (options.optimizer && optimizer.has_state() && !has_optimizer(info)) {
+  const auto is_missing = [&](const StateTensor& state) {
+    return !info.tensors.contains(saved_name(state, info));
+  };
+  if (options.optimizer && optimizer.has_state() && !has_optimizer(info) &&
+      std::ranges::any_of(optimizer.state(), is_missing)) {
     throw checkpoint_error({.what = "the checkpoint holds no optimizer state",
                             .where = info.path.string(),
                             .fix = "Use --finetune to start a new run from its weights, or --no-load-optim"});
@@ -170,6 +223,7 @@ std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions&
   Communicator& peers = *engine.mesh().world().communicator;
   HostTensors tensors;
   const std::vector<StateTensor> state = buffer_tensors(engine.parameters(), Buffer::Kind::training);
+  const bool keeps_state = options.optimizer || options.evaluates;
   const StateTensor* missing = nullptr;
   const Finetuning other = options.finetune ? options.other_family : Finetuning();
   std::vector<std::string> ignored = other.left_out;
@@ -177,13 +231,17 @@ std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions&
   const auto select = [&](const CheckpointInfo& found) {
     check_loadable(found, options, engine.optimizer());
     tensors = HostTensors();
+    std::set<std::string> from_masters;
+    if (options.optimizer) from_masters = add_master_weights(engine.parameters(), found, tensors);
     // A model that adapters or a head are added to has no weights of theirs.
-    add_weights(engine.parameters(), found, tensors, [&](const std::string& name) {
-      return (options.finetune && is_lora(name)) || begins_with_any(name, other.starts_anew);
-    });
-    if (options.optimizer) add_states(engine.optimizer().state(), tensors);
+    add_weights(engine.parameters(), from_masters.empty() ? found : without(found, from_masters), tensors,
+                [&](const std::string& name) {
+                  return from_masters.contains(name) || (options.finetune && is_lora(name)) ||
+                         begins_with_any(name, other.starts_anew);
+                });
+    if (options.optimizer) add_optimizer_states(engine.optimizer().state(), found, tensors);
     missing = first_missing(found, state);
-    if (options.optimizer && !missing) add_states(state, tensors);
+    if (keeps_state && !missing) add_states(state, tensors);
     return tensors.list();
   };
   std::optional<CheckpointInfo> info;
@@ -207,8 +265,8 @@ std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions&
   } else {
     engine.optimizer().reset_master_weights();
   }
-  engine.parameters().on_loaded(options.optimizer && !state.empty() && !missing);
-  if (options.optimizer && missing) {
+  engine.parameters().on_loaded(keeps_state && !state.empty() && !missing);
+  if (keeps_state && missing) {
     notice("{} does not hold {} as this run needs it: all state of this kind starts anew",
            info->path.string(), missing->name);
   }

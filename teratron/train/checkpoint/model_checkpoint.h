@@ -39,14 +39,16 @@ struct LoadOptions {
   std::optional<int64_t> iteration;
   std::string config = "{}";  // of this run; a different model is rejected
   bool optimizer = true;
-  bool finetune = false;         // allows other rotary positions than the checkpoint's, with a notice
+  bool evaluates = false;  // without `optimizer`: what layers keep for a training is loaded all the same
+  bool finetune = false;   // allows other rotary positions than the checkpoint's, with a notice
   Finetuning other_family = {};  // with `finetune`
   bool own = true;               // this run saves to the directory: damaged checkpoints may be renamed
   const CheckpointSource* source = nullptr;  // in place of `directory`; has no optimizer state
 };
 
 /// Loads into the engine; nullopt if there is no checkpoint. Weights of another dtype are converted, with a
-/// notice. Without optimizer state, master weights are computed from the weights. Collective.
+/// notice. An optimizer's state is that of fp32 weights, in whatever precision the saved training computed.
+/// Without optimizer state, master weights are computed from the weights. Collective.
 std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions& options);
 
 }  // namespace teratron

@@ -1,10 +1,11 @@
 #include "teratron/train/checkpoint/start.h"
 
-#include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "teratron/base/log.h"
-#include "teratron/ckpt/directory.h"
+#include "teratron/comm/collective_errors.h"
 #include "teratron/hf/hf_checkpoint.h"
+#include "teratron/models/family_formats.h"
 #include "teratron/settings/checkpoint_args.h"
 #include "teratron/train/checkpoint/adapters.h"
 
@@ -17,7 +18,7 @@ std::optional<CheckpointInfo> load_from(const std::string& directory, const Load
   LoadOptions all = options;
   all.directory = directory;
   all.config = run.config;
-  all.own = run.args.save == directory;
+  all.own = run.args.save == directory || (run.args.load == directory && !loads_elsewhere(run.args));
   const auto info = load_model(run.engine, all);
   if (info && run.is_first_rank())
     print(" loading checkpoint from {} at iteration {}", info->path.string(), info->iteration);
@@ -31,16 +32,35 @@ void archive_previous_run(const CheckpointedRun& run) {
     notice("--fresh: the checkpoints of the earlier run were moved to {}", aside->string());
 }
 
-// Without --load, new checkpoints are saved among those of an earlier run.
-void warn_of_previous_run(const CheckpointedRun& run) {
-  if (!run.is_first_rank() || run.args.skip_train) return;
-  const std::string& save = *run.args.save;
-  const std::vector<std::filesystem::path> old = list_checkpoints(save);
-  if (old.empty()) return;
-  warn(
-      "{} holds checkpoints of an earlier training, the last of them {}. Without --load this training starts "
-      "from scratch and saves among them. To continue that training add --load {}; to archive it add --fresh",
-      save, old.front().filename().string(), save);
+// What a run that goes on does not read again.
+void note_unread_sources(const Arguments& args, const std::string& folder) {
+  const std::pair<const char*, std::optional<std::string>> sources[] = {
+      {"--load", loads_elsewhere(args) ? args.load : std::nullopt},
+      {"--hf", args.hf},
+      {"--pretrained-checkpoint", args.pretrained_checkpoint},
+      {"--lora", args.lora}};
+  for (const auto& [flag, source] : sources) {
+    if (!source) continue;
+    notice("{} holds a checkpoint, which goes before {}: the weights of {} are not loaded", folder, flag,
+           printable(*source, 4096));
+  }
+}
+
+Start load_own_run(const CheckpointedRun& run, const OwnRun& own) {
+  const Arguments& args = run.args;
+  auto info = load_from(*args.save,
+                        {.iteration = own.iteration,
+                         .optimizer = !args.no_load_optim && !args.skip_train,
+                         .evaluates = args.skip_train},
+                        run);
+  TERATRON_ASSERT(info, "{} held a checkpoint", *args.save);
+  if (run.is_first_rank()) {
+    note_unread_sources(args, *args.save);
+    if (args.ckpt_step && !own.iteration && !loads_elsewhere(args))
+      notice("--ckpt-step {}: the run has gone on from there to iteration {}, and goes on from this one",
+             *args.ckpt_step, info->iteration);
+  }
+  return {.resumed = std::move(info), .folder = *args.save, .has_weights = true};
 }
 
 void load_hf(const CheckpointedRun& run, const Finetuning& finetuning) {
@@ -67,11 +87,12 @@ void load_pretrained(const CheckpointedRun& run, const Finetuning& finetuning) {
 }
 
 // The checkpoint of --load; nothing if there is none.
-std::optional<Start> load_own(const CheckpointedRun& run, const Finetuning& finetuning) {
+std::optional<Start> load_other(const CheckpointedRun& run, const Finetuning& finetuning) {
   const Arguments& args = run.args;
   auto info = load_from(*args.load,
                         {.iteration = args.ckpt_step,
-                         .optimizer = !args.finetune && !args.no_load_optim,
+                         .optimizer = !args.finetune && !args.no_load_optim && !args.skip_train,
+                         .evaluates = args.skip_train && !args.finetune,
                          .finetune = args.finetune,
                          .other_family = finetuning},
                         run);
@@ -79,18 +100,16 @@ std::optional<Start> load_own(const CheckpointedRun& run, const Finetuning& fine
   if (args.hf && run.is_first_rank())
     notice("--load holds a checkpoint, which goes before --hf: the weights of {} are not loaded",
            printable(*args.hf, 4096));
-  if (!args.finetune) return Start{.resumed = std::move(info), .has_weights = true};
+  if (!args.finetune) return Start{.resumed = std::move(info), .folder = *args.load, .has_weights = true};
   load_adapters(run);
   return Start{.has_weights = true};
 }
 
-// `reads_load`: although --load was searched for a checkpoint.
-void log_random_weights(const CheckpointedRun& run, const Finetuning& finetuning, bool reads_load) {
-  const Arguments& args = run.args;
+void log_random_weights(const Arguments& args, const Finetuning& finetuning) {
   const bool finetunes = args.finetune || !finetuning.family.empty();
-  if (reads_load) {
+  if (reads_load(args)) {
     const std::string line = fmt::format("no checkpoint in {}: starting from random weights", *args.load);
-    args.load == args.save && !finetunes ? notice_line(line) : warning_line(line);
+    !loads_elsewhere(args) && !finetunes ? notice_line(line) : warning_line(line);
   } else if (finetunes) {
     warn("finetuning starts from random weights: {}",
          args.load ? "--fresh leaves out --load; name a model with --pretrained-checkpoint or --hf"
@@ -98,15 +117,74 @@ void log_random_weights(const CheckpointedRun& run, const Finetuning& finetuning
   }
 }
 
+nlohmann::json identity_settings(const RunIdentity& identity) {
+  nlohmann::json settings = nlohmann::json::parse(to_json(identity.args));
+  settings["tokenizer_vocab_size"] =
+      identity.family.plan(identity.args, identity.tokenizer.vocab_size()).vocabulary;
+  return settings;
+}
+
+std::vector<Problem> differences(const RunIdentity& identity, const OwnRun& own) {
+  const CheckpointInfo& last = *own.last;
+  const std::string where = printable(last.path.string(), 4096);
+  const nlohmann::json saved = nlohmann::json::parse(last.config);
+  if (const std::string family = saved_family(saved); family != identity.family.name) {
+    return {{.what = fmt::format("it holds a model of family {}, and this run trains {}", printable(family),
+                                 identity.family.name),
+             .where = where}};
+  }
+  std::vector<Problem> problems;
+  const std::string current = identity_settings(identity).dump();
+  std::vector<std::string> fields = fixed_model_fields(current, false);
+  fields.emplace_back("lora_rank");
+  try {
+    check_same_model({.path = last.path, .config = canonical_config(last.config, where)},
+                     canonical_config(current, "this run"), fields, "");
+  } catch (const UserError& error) {
+    problems = error.problems();
+  }
+  if (saved.contains("tokenizer_hash") && saved["tokenizer_hash"] != tokenizer_hash(identity.args))
+    problems.push_back({.what = "it was trained with another tokenizer", .where = where});
+  if (identity.args.finetune && !own.finetunes)
+    problems.push_back(
+        {.what = "it is of a training without --finetune, and this run finetunes", .where = where});
+  return problems;
+}
+
+void check_identity(const RunIdentity& identity, const OwnRun& own) {
+  std::vector<Problem> problems = differences(identity, own);
+  if (problems.empty()) return;
+  const std::string save = printable(*identity.args.save, 4096);
+  problems.back().fix = fmt::format(
+      "{0} holds another run: go on with it by its own command, name another folder with --save (and add "
+      "--finetune --load {0} to start from its weights), or add --fresh, which moves its checkpoints to "
+      "{0}/replaced-1 and so on",
+      save);
+  throw UserError(ExitCode::config, std::move(problems));
+}
+
 }  // namespace
 
-Start load_start(const CheckpointedRun& run, const Finetuning& finetuning) {
+std::optional<OwnRun> require_own_run(const RunIdentity& identity, HostGroup& ranks) {
+  const std::string found = run_on_rank_0(ranks, [&]() -> std::string {
+    const std::optional<OwnRun> own = find_own_run(identity.args);
+    if (!own) return "";
+    if (own->last) check_identity(identity, *own);
+    return nlohmann::json({own->iteration.value_or(-1), own->finetunes}).dump();
+  });
+  if (found.empty()) return std::nullopt;
+  const nlohmann::json both = nlohmann::json::parse(found);
+  OwnRun own{.finetunes = both[1]};
+  if (both[0] >= 0) own.iteration = both[0].get<int64_t>();
+  return own;
+}
+
+Start load_start(const CheckpointedRun& run, const Finetuning& finetuning, const std::optional<OwnRun>& own) {
   const Arguments& args = run.args;
+  if (own) return load_own_run(run, *own);
   if (args.fresh && args.save) archive_previous_run(run);
-  if (args.save && !args.fresh && !args.load) warn_of_previous_run(run);
-  const bool reads_load = args.load && !args.fresh;
-  if (reads_load) {
-    if (auto start = load_own(run, finetuning)) return *std::move(start);
+  if (reads_load(args)) {
+    if (auto start = load_other(run, finetuning)) return *std::move(start);
   }
   if (args.hf) {
     load_hf(run, finetuning);
@@ -116,14 +194,14 @@ Start load_start(const CheckpointedRun& run, const Finetuning& finetuning) {
     load_pretrained(run, finetuning);
     return {.has_weights = true};
   }
-  if (reads_load) reject_hf_folder(*args.load);
-  if (reads_load && args.exit_on_missing_checkpoint) {
+  if (reads_load(args)) reject_hf_folder(*args.load);
+  if (reads_load(args) && args.exit_on_missing_checkpoint) {
     throw checkpoint_error(
         {.what = "no checkpoint found",
          .where = *args.load,
          .fix = "Correct --load, or leave out --exit-on-missing-checkpoint to start from random weights"});
   }
-  if (run.is_first_rank()) log_random_weights(run, finetuning, reads_load);
+  if (run.is_first_rank()) log_random_weights(args, finetuning);
   return {};
 }
 

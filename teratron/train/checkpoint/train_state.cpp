@@ -45,7 +45,9 @@ void TrainState::load(const std::string& json, ScheduleLoadRule rule) {
   if (operations != state.end() && operations->is_number())
     floating_point_operations = operations->get<double>();
   scheduler.load(state.value("opt_param_scheduler", nlohmann::json::object()), rule);
-  scaler.load(state.value("grad_scaler", nlohmann::json::object()));
+  // Empty if the training that saved it scaled no loss.
+  const nlohmann::json loss_scale = state.value("grad_scaler", nlohmann::json::object());
+  if (!loss_scale.empty()) scaler.load(loss_scale);
 }
 
 }  // namespace teratron

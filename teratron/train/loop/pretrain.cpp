@@ -27,7 +27,7 @@ ExitCode pretrain(const ParsedArguments& parsed, World& world, const StopSignals
       print(
           "training is already finished: {} holds iteration {}. Use --fresh to train again, or raise "
           "--train-iters and add --override-opt-param-scheduler to continue.",
-          *args.load, loop.state().iteration);
+          loop.trainer().resumed_folder(), loop.state().iteration);
     }
     return ExitCode::ok;
   }

@@ -46,7 +46,7 @@ bool TrainLoop::load() {
     const auto timed = trainer_.timers().scope("load-checkpoint");
     trainer_.load();
   }
-  if (args().load) log_.timers(trainer_.timers(), 1);
+  if (args().load || !trainer_.resumed_folder().empty()) log_.timers(trainer_.timers(), 1);
   const bool finished =
       !args().skip_train && state().iteration > 0 && state().iteration >= trainer_.train_iters();
   trainer_.hf_output().check(finished);

@@ -28,7 +28,7 @@ class TrainLoop {
   /// `signals` belong to the process: rank threads share them.
   TrainLoop(const Arguments& args, const Mesh& mesh, const StopSignals& signals, const JobModel& model);
 
-  /// Resumes from --load. True if the training was already finished; then a missing --hf-out is written.
+  /// Trainer::load(). True if the training was already finished; then a missing --hf-out is written.
   bool load();
   /// Trains to the planned end, an exit condition or a signal.
   void train();

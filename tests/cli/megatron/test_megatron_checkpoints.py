@@ -245,6 +245,13 @@ def test_what_is_refused(tmp_path, monkeypatch):
     (folder / "iter_0000007/mp_rank_00").rename(folder / "iter_0000007/mp_rank_02")
     message(convert(folder, tmp_path / "x", code=4), "tensor rank 0")
     message(convert(save(tmp_path / "experts", tensors, args={"num_experts": 4}), tmp_path / "x", code=4), "num_experts")
+    for argument, value in {"use_rope_scaling": True, "window_size": (127, 0), "softmax_type": "off-by-one", "qk_l2_norm": True,
+                            "position_embedding_type": "yarn", "num_attention_heads": "2"}.items():
+        folder = save(tmp_path / argument, tensors, args=None)
+        path = folder / "iter_0000007/mp_rank_00/model_optim_rng.pt"
+        args = argparse.Namespace(**{"num_attention_heads": 2, "seq_length": 12, "max_position_embeddings": 12, argument: value})
+        torch.save({**torch.load(path, weights_only=False), "args": args}, path)
+        message(convert(folder, tmp_path / "x", code=4), argument)
     extra = save(tmp_path / "extra", tensors | {"decoder.layers.0.mlp.gate.weight": torch.ones(2)})
     message(convert(extra, tmp_path / "x", code=4), "mlp.gate.weight", "no place")
     assert not (tmp_path / "x").exists() or not list((tmp_path / "x").glob("iter_*"))

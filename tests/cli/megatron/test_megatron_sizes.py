@@ -1,7 +1,6 @@
 """Large conversions: memory, and what an interruption leaves."""
 
 import os
-import re
 
 import pytest
 
@@ -17,12 +16,12 @@ def test_an_interruption_leaves_nothing_that_looks_whole(tmp_path):
     (tmp_path / "a").mkdir()
     left = interrupted(["ckpt", "convert", "--from-megatron", source, "--save", tmp_path / "a/out"], tmp_path / "a",
                        "file.write@hit=3:delay=60000")
-    assert "manifest.json" not in left and not [name for name in left if re.fullmatch(r"iter_\d+", name)], left
+    assert left == {"out"}
     teratron("ckpt", "convert", "--from-megatron", source, "--save", tmp_path / "a/out")
     (tmp_path / "b").mkdir()
     back = ["ckpt", "convert", "--load", tmp_path / "a/out", "--to-megatron", tmp_path / "b/out", "--target-tensor-parallel-size", "2"]
     left = interrupted(back, tmp_path / "b", "file.write@hit=60:delay=60000")
-    assert "out" not in left and "latest_checkpointed_iteration.txt" not in left, left
+    assert not left
     teratron(*back)
 
 

@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 BINARY = os.environ.get("TERATRON_BINARY", str(ROOT / "build/release/teratron/cli/teratron"))
 DATA = pathlib.Path(os.environ.get("TERATRON_TEST_DATA", ROOT.parent / "shared/data"))
 LONG = "TERATRON_LONG_TESTS" in os.environ

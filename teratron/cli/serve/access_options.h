@@ -1,0 +1,22 @@
+// Who may use a server.
+#pragma once
+
+#include <string>
+
+#include "teratron/serve/browser_policy.h"
+#include "teratron/settings/arguments.h"
+
+namespace teratron {
+
+struct AccessOptions {
+  std::string api_key = {};  // empty: none is needed
+  BrowserPolicyOptions browsers = {};
+};
+
+/// From the settings and TERATRON_API_KEY. UserError(config).
+AccessOptions access_options(const Arguments& args);
+
+/// Only this machine reaches the address.
+bool is_loopback(const std::string& host);
+
+}  // namespace teratron

@@ -1,0 +1,98 @@
+#include "teratron/tokenizer/end_tokens.h"
+
+#include <algorithm>
+
+#include "teratron/base/error.h"
+#include "teratron/tokenizer/text/text_file.h"
+
+namespace teratron {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// Ids of a key, a number or a list; none if it is absent or null.
+std::vector<int32_t> ids_of(const nlohmann::json& config, const char* key, const std::string& where) {
+  const auto found = config.find(key);
+  if (found == config.end() || found->is_null()) return {};
+  std::vector<int32_t> ids;
+  for (const nlohmann::json& id : found->is_array() ? *found : nlohmann::json::array({*found})) {
+    if (!id.is_number_integer() || id > INT32_MAX) {
+      throw data_error({.what = fmt::format("{} is neither a token id nor a list of them: {}", key,
+                                            printable(found->dump(), 80)),
+                        .where = where,
+                        .fix = "use the model's original file"});
+    }
+    if (id >= 0) add_end(id.get<int32_t>(), ids);  // some files write -1 for none
+  }
+  return ids;
+}
+
+std::optional<nlohmann::json> object_of(const fs::path& file) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(file, ignored)) return std::nullopt;
+  auto config = nlohmann::json::parse(read_text_file(file.string()), nullptr, /*allow_exceptions=*/false);
+  if (!config.is_object()) throw data_error({.what = "not a JSON object", .where = file.string()});
+  return config;
+}
+
+}  // namespace
+
+// As transformers, which takes generation_config.json as a whole.
+ConfiguredTokens configured_tokens(const fs::path& folder) {
+  ConfiguredTokens tokens;
+  if (folder.empty()) return tokens;
+  const fs::path model = folder / "config.json", generation = folder / "generation_config.json";
+  if (const auto config = object_of(model)) {
+    tokens.eos = tokens.ends = ids_of(*config, "eos_token_id", model.string());
+    const std::vector<int32_t> bos = ids_of(*config, "bos_token_id", model.string());
+    if (!bos.empty()) tokens.bos = bos.front();
+  }
+  if (const auto config = object_of(generation))
+    tokens.ends = ids_of(*config, "eos_token_id", generation.string());
+  return tokens;
+}
+
+namespace {
+
+constexpr const char* kSettings = "hf_special_tokens";
+
+}  // namespace
+
+void save_configured_tokens(const ConfiguredTokens& tokens, nlohmann::json& settings) {
+  if (tokens.empty()) return;
+  settings[kSettings] = {{"ends", tokens.ends}, {"eos_token_id", tokens.eos}, {"bos_token_id", nullptr}};
+  if (tokens.bos) settings[kSettings]["bos_token_id"] = *tokens.bos;
+}
+
+ConfiguredTokens saved_configured_tokens(const std::string& settings) {
+  const auto all = nlohmann::json::parse(settings, nullptr, /*allow_exceptions=*/false);
+  const auto found = all.is_object() ? all.find(kSettings) : all.end();
+  ConfiguredTokens tokens;
+  if (found == all.end() || !found->is_object()) return tokens;
+  tokens.ends = ids_of(*found, "ends", kSettings);
+  tokens.eos = ids_of(*found, "eos_token_id", kSettings);
+  const std::vector<int32_t> bos = ids_of(*found, "bos_token_id", kSettings);
+  if (!bos.empty()) tokens.bos = bos.front();
+  return tokens;
+}
+
+fs::path tokenizer_folder(const TokenizerOptions& options) {
+  const fs::path file = options.tokenizer_model.empty() ? options.vocab_file : options.tokenizer_model;
+  std::error_code ignored;
+  if (file.empty() || fs::is_directory(file, ignored)) return file;
+  return file.has_parent_path() ? file.parent_path() : fs::path(".");
+}
+
+std::vector<int32_t> end_tokens(const TokenizerOptions& options, const Tokenizer& tokenizer) {
+  std::vector<int32_t> ends = configured_tokens(tokenizer_folder(options)).ends;
+  add_end(tokenizer.special().eos, ends);
+  add_end(tokenizer.special().eod, ends);
+  return ends;
+}
+
+void add_end(std::optional<int32_t> id, std::vector<int32_t>& ids) {
+  if (id && std::ranges::find(ids, *id) == ids.end()) ids.push_back(*id);
+}
+
+}  // namespace teratron

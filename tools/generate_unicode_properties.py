@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""Writes teratron/tokenizer/unicode/unicode_properties.inc.
+
+What \\p{...}, [[:...:]] and (?i) mean in the patterns of tokenizer.json: the regex engine of Hugging Face `tokenizers`
+is asked about every code point. The names of scripts and blocks come from the package `regex`.
+
+    python tools/generate_unicode_properties.py [> teratron/tokenizer/unicode/unicode_properties.inc]
+"""
+import sys
+
+import regex._regex_core as regex_names
+import tokenizers
+from generate_unicode_tables import CODE_POINTS, emit, emit_mapping
+from tokenizers import Regex, pre_tokenizers
+
+CATEGORIES = ["Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po",
+              "Sm", "Sc", "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Co", "Cn"]
+POSIX = ["alnum", "alpha", "ascii", "blank", "cntrl", "digit", "graph", "lower", "print", "punct", "space", "upper", "word",
+         "xdigit"]
+BINARY = ["alphabetic", "uppercase", "lowercase", "whitespace", "emoji", "emojipresentation", "emojimodifier",
+          "emojimodifierbase", "emojicomponent", "extendedpictographic", "ideographic", "unifiedideograph", "dash",
+          "hexdigit", "asciihexdigit", "posixpunct", "any", "assigned", "combiningmark", "math", "diacritic",
+          "quotationmark", "variationselector", "joincontrol", "regionalindicator", "radical", "cased", "cs", "surrogate"]
+
+
+def matches(pattern, text):
+    """The characters of `text` that a pattern of one character matches; None if the engine does not know it."""
+    try:
+        splitter = pre_tokenizers.Split(Regex(pattern), "removed")
+    except Exception:  # noqa: BLE001 -- the binding has no narrower type
+        return None
+    rest = set()
+    for piece, _ in splitter.pre_tokenize_str(text):
+        rest.update(piece)
+    return {ord(c) for c in text if c not in rest}
+
+
+def ranges_of(points):
+    """Inclusive ranges; those that end at a surrogate's neighbour are joined over the surrogates."""
+    ranges = []
+    for c in sorted(points):
+        if ranges and (c == ranges[-1][1] + 1 or (ranges[-1][1], c) == (0xD7FF, 0xE000)):
+            ranges[-1][1] = c
+        else:
+            ranges.append([c, c])
+    return [tuple(r) for r in ranges]
+
+
+def spelling(name):
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
+def values(name):
+    """Names of a property's values, those of one value together."""
+    groups = {}
+    for value, number in regex_names.PROPERTIES[name][1].items():
+        groups.setdefault(number, []).append(spelling(value))
+    return [sorted(set(group)) for group in groups.values()]
+
+
+def properties(whole, assigned):
+    """Name -> code points."""
+    found = {}
+
+    def ask(names, text):
+        for name in names:
+            points = matches(rf"\p{{{name}}}", text)
+            if points is not None:
+                found[name] = points
+
+    ask(BINARY + POSIX, whole)
+    for group in values("GENERALCATEGORY"):
+        ask(group, whole)
+    for group in values("SCRIPT"):
+        known = [name for name in group if matches(rf"\p{{{name}}}", "a") is not None]
+        if not known or "unknown" in group or "zzzz" in group:
+            continue
+        points = matches(rf"\p{{{known[0]}}}", assigned)
+        found.update((name, points) for name in known)
+    # Blocks begin and end at multiples of 16.
+    corners = "".join(map(chr, (c for c in CODE_POINTS if c % 16 == 0)))
+    for group in values("BLOCK"):
+        known = [f"in{name}" for name in group if matches(rf"\p{{in{name}}}", "a") is not None]
+        if not known or "noblock" in group:
+            continue
+        first = matches(rf"\p{{{known[0]}}}", corners)
+        points = {c + i for c in first for i in range(16)}
+        found.update((name, points) for name in known)
+    for name in POSIX:
+        found[f"posix:{name}"] = matches(f"[[:{name}:]]", whole)
+    return found
+
+
+def case_classes(candidates):
+    """Sets of characters that match each other in (?i)."""
+    text = "".join(chr(c) + "\0" for c in candidates)
+    classes = {}
+    for c in candidates:
+        found = matches(rf"(?i:\x{{{c:x}}})", text)
+        if len(found) > 1:
+            classes[c] = found
+    for c, found in classes.items():
+        assert all(classes[other] == found for other in found), hex(c)
+    return classes
+
+
+def main():
+    whole = "".join(map(chr, CODE_POINTS))
+    category_of = {}
+    for index, category in enumerate(CATEGORIES):
+        for c in matches(rf"\p{{{category}}}", whole):
+            assert c not in category_of
+            category_of[c] = index
+    assert len(category_of) == len(CODE_POINTS)
+    members = [{c for c, i in category_of.items() if i == index} for index in range(len(CATEGORIES))]
+    unassigned = {CATEGORIES.index("Cn"), CATEGORIES.index("Co")}
+    assigned = "".join(chr(c) for c in CODE_POINTS if category_of[c] not in unassigned)
+    found = properties(whole, assigned)
+
+    print(f"// Generated by tools/generate_unicode_properties.py from tokenizers {tokenizers.__version__}. Do not edit.")
+    print("// clang-format off")
+    print("\n// first code point, category: a range lasts until the next entry\nconstexpr uint32_t kCategoryRanges[] = {")
+    points = [c for c in CODE_POINTS if c == 0 or category_of[c] != category_of.get(c - 1, category_of.get(0xD7FF))]
+    emit(f"{c:#x},{category_of[c]}" for c in points)
+    print("};")
+    offsets, pool, rows = {}, [], []
+    for name, content in sorted(found.items()):
+        mask = sum(1 << i for i, group in enumerate(members) if group <= content)
+        if sum(len(group) for i, group in enumerate(members) if mask >> i & 1) == len(content):
+            rows.append(f'{{"{name}",{mask:#x},0,0}}')
+            continue
+        ranges = tuple(ranges_of(content))
+        if ranges not in offsets:
+            offsets[ranges] = len(pool)
+            pool.extend(ranges)
+        rows.append(f'{{"{name}",0,{offsets[ranges]},{len(ranges)}}}')
+    print("\n// first, last\nconstexpr uint32_t kPropertyRanges[] = {")
+    emit(f"{a:#x},{b:#x}" for a, b in pool)
+    print("};\n\n// name, categories of which it consists, else its first range and their number\n"
+          "constexpr PropertyRow kProperties[] = {")
+    emit(rows)
+    print("};")
+    cased = found["alphabetic"] & (found["uppercase"] | found["lowercase"] | members[CATEGORIES.index("Lt")]) | {0x345}
+    cased |= found["uppercase"] | found["lowercase"]
+    print("\n// code point, the least of those that match it without regard to case\nconstexpr CaseRow kCaseClasses[] = {")
+    emit(f"{{{c:#x},{min(group):#x}}}" for c, group in sorted(case_classes(sorted(cased)).items()))
+    print("};")
+    emit_mapping("kLongCaseFolds", {c: [ord(x) for x in chr(c).casefold()] for c in CODE_POINTS
+                                    if len(chr(c).casefold()) > 1})
+    print("// clang-format on")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
