@@ -73,7 +73,7 @@ std::vector<TrainLoop::Interval> TrainLoop::make_intervals() {
 }
 
 void TrainLoop::evaluate_at_interval() {
-  evaluator_.evaluate(Split::valid, fmt::format("iteration {}", state().iteration));
+  if (!evaluator_.evaluate(Split::valid, fmt::format("iteration {}", state().iteration))) return;
   trainer_.state().consumed_valid_samples += args().eval_iters * trainer_.eval_batch_size().running;
 }
 
