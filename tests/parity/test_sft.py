@@ -109,6 +109,7 @@ def logged_loss(said):
 
 
 TEMPLATE = ["--chat-template", "chatml"]
+MINIMISED = "what is minimised is the mean of its micro-batches' means"  # where that is not the loss of the log
 
 
 def one_step(folder, out, *flags, ranks=1, template=TEMPLATE):
@@ -131,7 +132,7 @@ def test_packed_rows_are_the_conversations_one_by_one(data, tmp_path, learned):
     runs = {"packed": ["--global-batch-size", rows], "lines": ["--global-batch-size", len(chats), "--sft-packing", "lines"]}
     for name, flags in runs.items():
         said = one_step(folder, tmp_path / name, *flags, template=template)
-        assert abs(logged_loss(said) - loss) <= 1e-5 * loss, name
+        assert abs(logged_loss(said) - loss) <= 1e-5 * loss and MINIMISED not in said, name
         for weight, gradient in gradients(folder, tmp_path / name).items():
             scale = expected[weight].norm()
             assert (gradient - expected[weight]).norm() <= 1e-5 * scale + 1e-8, (name, weight)
@@ -155,6 +156,7 @@ def test_epochs_evaluation_and_resume(data, tmp_path):
                "--seq-length", LENGTH, "--micro-batch-size", 1, "--global-batch-size", 2, "--num-train-epochs", 3, "--lr", "1e-2",
                "--chat-template", "chatml", "--device", "cpu", "--log-interval", 1, "--eval-iters", 1]
     said = run("pretrain", "gpt", *command, "--hf-out", tmp_path / "whole")
+    assert MINIMISED in said
     epochs = re.findall(r"epoch (\d): perplexity: ([0-9.]+) eval_loss: ([0-9.]+)", said)
     assert [epoch for epoch, _, _ in epochs] == ["0", "1", "2"], said
     losses = [float(loss) for _, _, loss in epochs]
