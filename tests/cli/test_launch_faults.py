@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from jobs import BACKENDS, launch, mpirun, rank_pids, start_job, start_two_machines
@@ -202,9 +203,9 @@ def test_signal_saves_and_exits_75(tmp_path, backend, signals):
 
 def test_a_signal_resumes_a_stopped_rank_so_that_all_save(tmp_path):
     run = tmp_path / "run"
-    process = start_job(*kept(run, 100000, 2), "--tp", "2", fault="comm.collective@rank=1,step=4:stop",
+    process = start_job(*kept(run, 100000, 2), "--tp", "2", fault="comm.collective@rank=1,step=4,hit=1:stop",
                         flags=["--nproc-per-node", 2, "--backend", "processes"])
-    wait_for(lambda: (run / "iter_0000002").exists() and len(steps(run)) == 3, "three steps")
+    wait_for(lambda: "T" in [Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] for pid in rank_pids(process)], "a stopped rank")
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=20)
     assert process.returncode == 75, output[-1000:] + errors

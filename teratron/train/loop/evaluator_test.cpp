@@ -55,8 +55,9 @@ TEST(Evaluation, RanksThatShareExpertsMayHaveDifferentNumbersOfSamples) {
     expected = engine.evaluate(sample, samples).loss;
   });
   for (const Layout& layout :
-       {Layout{.dp = 2, .ep = 2}, Layout{.dp = 4, .ep = 2, .etp = 2}, Layout{.tp = 2, .dp = 2, .ep = 4},
-        Layout{.pp = 2, .dp = 2, .ep = 2}, Layout{.pp = 2, .dp = 2, .ep = 2, .chunks = 2}}) {
+       {Layout{.dp = 2, .ep = 2}, Layout{.dp = 4, .ep = 2, .etp = 2},
+        Layout{.tp = 2, .dp = 2, .ep = 4, .sequence_parallel = true}, Layout{.pp = 2, .dp = 2, .ep = 2},
+        Layout{.pp = 2, .dp = 2, .ep = 2, .chunks = 2}}) {
     SCOPED_TRACE(to_string(layout));
     run_layout(layout, [&](const Mesh& mesh) {
       TrainEngine engine(engine_options(config, layout, at::kDouble), mesh);
@@ -67,7 +68,7 @@ TEST(Evaluation, RanksThatShareExpertsMayHaveDifferentNumbersOfSamples) {
       for (const int64_t part : {int64_t{1}, int64_t{3}, samples}) {
         const auto result = engine.evaluate(mine, size, [part](int64_t, int64_t) { return part; });
         ASSERT_TRUE(result);
-        EXPECT_NEAR(result->loss, expected, 1e-12 * expected);
+        EXPECT_NEAR(result->loss, expected, 1e-12 * expected) << "in parts of " << part;
       }
     });
   }
