@@ -183,6 +183,18 @@ TEST_F(CommittedSave, a_manifest_above_one_gib_is_saved_and_loaded) {
   EXPECT_EQ(list_directory(directory_.path(), ExitCode::data).front(), "iter_0000001");
 }
 
+// Its end is a hole of the file, whose zeros end the JSON or are refused; its size is not.
+TEST_F(CommittedSave, a_manifest_above_one_gib_is_read) {
+  const fs::path path = save(1, 1, 1 << 20);
+  EXPECT_EQ(open_checkpoint(path).iteration, 1);
+  fs::resize_file(path / "manifest.json", (uintmax_t{1} << 30) + 5);
+  try {
+    EXPECT_EQ(open_checkpoint(path).iteration, 1);
+  } catch (const CorruptCheckpoint& error) {
+    EXPECT_NE(std::string(error.what()).find("manifest.json:2:1"), std::string::npos) << error.what();
+  }
+}
+
 class Removal : public MixedCheckpoints {
  protected:
   fs::path folder(const std::string& name, int files) {

@@ -27,16 +27,23 @@ struct Options {
   Arguments settings;  // json
 };
 
+void reject_folders(const std::vector<std::string>& flags) {
+  for (const std::string& flag : flags) {
+    std::string name = flag.substr(0, flag.find('='));
+    std::ranges::replace(name, '_', '-');
+    for (const char* const folder : {"--hf", "--hf-config", "--load", "--pretrained-checkpoint", "--lora"}) {
+      if (name != folder) continue;
+      throw config_error(
+          {.what = "random weights of a shape are timed, not a folder's",
+           .where = flag,
+           .fix = "Choose a --shape, and give its sizes, such as --num-layers and --hidden-size, as flags"});
+    }
+  }
+}
+
 std::vector<std::string> shape_flags(const BenchShape& shape, const std::string& precision,
                                      const std::vector<std::string>& extra) {
-  for (const std::string& flag : extra) {
-    if (flag == "--hf" || flag.starts_with("--hf=") || flag.starts_with("--hf-config"))
-      throw config_error({.what = "random weights of a shape are timed, not a folder's",
-                          .where = flag,
-                          .fix =
-                              "Choose a --shape, and give its sizes, such as --num-layers and --hidden-size, "
-                              "as flags"});
-  }
+  reject_folders(extra);
   std::vector<std::string> flags = flags_of(shape);
   const bool has_data = std::ranges::any_of(extra, [](const std::string& flag) {
     return flag == "--data-path" || flag.starts_with("--data-path=");

@@ -21,7 +21,8 @@ namespace teratron {
 int main(int argc, char** argv, const Registry& registry = {});
 
 /// Runs a custom training loop: my-program FLAGS... with the flags of `teratron pretrain gpt`. `loop`
-/// receives this rank's model, data and counters; an exception ends the program as above.
+/// receives this rank's model, data and counters; an exception ends the program as above. A signal, which
+/// such a loop does not see, ends it after some seconds.
 using Loop = std::function<void(Trainer&)>;
 int run_loop(int argc, char** argv, const Loop& loop, const Registry& registry = {});
 

@@ -35,6 +35,17 @@ void exit_immediately(const Fault& fault) {
   _exit(static_cast<int>(fault.exit_code()));
 }
 
+/// Ends a process that does not come to the end of its step after a signal: see exit_immediately().
+void exit_unanswered(int signal) {
+  error_line(
+      fmt::format("signal {} was not answered: no step ended, as where ranks wait for one that is stuck, "
+                  "for a disk or for a GPU. Nothing was saved after it; start again to go on from the "
+                  "last checkpoint, if there is one.",
+                  signal));
+  flush_log();
+  _exit(128 + signal);
+}
+
 WorldOptions world_options(const Arguments& args, const LaunchEnv& launch) {
   WorldOptions options{.timeout = std::chrono::minutes(args.distributed_timeout_minutes)};
   if (args.distributed_timeout_seconds_after_init) {
@@ -113,7 +124,9 @@ class SharedSignals {
  public:
   const StopSignals& get() {
     const std::lock_guard lock(mutex_);
-    if (!signals_) signals_ = std::make_unique<StopSignals>();
+    if (signals_) return *signals_;
+    signals_ = std::make_unique<StopSignals>();
+    signals_->end_unanswered(exit_unanswered);
     return *signals_;
   }
 

@@ -215,8 +215,10 @@ void LaunchJob::handle_signal(int number) {
       child.process->signal(SIGKILL);
     } else if (options_.backend == Backend::mpi) {
       child.process->signal_children(number);  // mpirun would kill them within seconds
+      child.process->signal_children(SIGCONT);
     } else {
       child.process->signal(number);
+      child.process->signal(SIGCONT);  // a stopped rank handles the signal too, and the others wait for it
     }
   }
 }

@@ -80,6 +80,33 @@ TEST_F(TorchWriterTest, TensorsAreReadAsWrittenAndAligned) {
   for (const std::string& data : {contents[0], contents[1]}) EXPECT_EQ(text.find(data) % 64, 0U);
 }
 
+// As if 32 bits were five: sizes, offsets or both are zip64's. Python's zipfile reads the same.
+TEST_F(TorchWriterTest, SmallFilesCanBeZip64) {
+  if (std::system("python3 -c 'import zipfile' > /dev/null 2>&1") != 0) GTEST_SKIP() << "no python3";
+  for (const int64_t most : {int64_t{0}, int64_t{31}, int64_t{200}, ZipWriter::most_without_zip64}) {
+    SCOPED_TRACE(most);
+    const fs::path path = folder_ / (std::to_string(most) + ".zip");
+    const std::string long_text(100, 'b'), short_text = "text";
+    ZipWriter zip(path, most);
+    zip.add("long", long_text);
+    zip.add("short", short_text);
+    zip.add("empty", "");
+    zip.finish();
+    const std::string bytes = read_text(path, {});
+    const bool is_zip64 = most < ZipWriter::most_without_zip64;
+    EXPECT_EQ(bytes.find("PK\6\6") != bytes.npos, is_zip64);
+    const ZipArchive archive(open_bytes(path), "small.zip");
+    EXPECT_EQ(archive.entries().at("long").bytes, 100);
+    EXPECT_EQ(read_bytes(*archive.open("long"), 100, 0), long_text);
+    EXPECT_EQ(read_bytes(*archive.open("short"), 4, 0), short_text);
+    EXPECT_EQ(archive.verify(), 104);
+    const std::string read =
+        "import sys, zipfile; z = zipfile.ZipFile(sys.argv[1]); assert z.testzip() is None; "
+        "assert [z.read(n) for n in ('long', 'short', 'empty')] == [b'b' * 100, b'text', b'']";
+    EXPECT_EQ(std::system(("python3 -c \"" + read + "\" " + path.string()).c_str()), 0);
+  }
+}
+
 // Offsets and sizes beyond 32 bits; the contents are holes of the file where it can have some.
 TEST_F(TorchWriterTest, LargeFilesAreZip64) {
   if (std::getenv("TERATRON_LONG_TESTS") == nullptr) GTEST_SKIP() << "writes 5 GB; needs TERATRON_LONG_TESTS";

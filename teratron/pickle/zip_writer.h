@@ -14,8 +14,11 @@ namespace teratron {
 
 class ZipWriter {
  public:
-  /// Creates the file, which must not exist.
-  explicit ZipWriter(const std::filesystem::path& path);
+  /// The largest size or offset without zip64.
+  static constexpr int64_t most_without_zip64 = 0xfffffffe;
+
+  /// Creates the file, which must not exist. Sizes and offsets beyond `most` are zip64's.
+  explicit ZipWriter(const std::filesystem::path& path, int64_t most = most_without_zip64);
 
   void begin(const std::string& name, int64_t bytes);
   /// The next bytes of the entry.
@@ -36,8 +39,10 @@ class ZipWriter {
   };
   void write(std::string_view text);
   std::string directory() const;
+  std::string size32(int64_t value) const;
 
   File file_;
+  int64_t most_;
   int64_t at_ = 0;
   int64_t left_ = 0;  // of the entry
   std::vector<Entry> entries_;

@@ -17,6 +17,17 @@ void print_batch_steps(const Arguments& args, const BatchSchedule& batches) {
   }
 }
 
+// Micro-batches then have different numbers of tokens that count.
+void say_what_is_minimised(const Arguments& args) {
+  const bool differs = args.sft || args.eod_mask_loss;
+  if (args.skip_train || !differs || args.calculate_per_token_loss ||
+      *args.global_batch_size == *args.micro_batch_size)
+    return;
+  notice(
+      "the log has the mean loss of all learned tokens of a batch, but what is minimised is the mean of its "
+      "micro-batches' means; with --calculate-per-token-loss they are the same");
+}
+
 }  // namespace
 
 void print_setup(const Arguments& args, const BatchSchedule& batches, int64_t train_iters,
@@ -39,6 +50,7 @@ void print_setup(const Arguments& args, const BatchSchedule& batches, int64_t tr
   print(" > padded vocab (size: {}) with {} dummy tokens (new size: {})", plan.vocabulary,
         plan.padded_vocabulary - plan.vocabulary, plan.padded_vocabulary);
   if (!args.skip_train) print("> learning rate decay style: {}", args.lr_decay_style);
+  say_what_is_minimised(args);
 }
 
 }  // namespace teratron

@@ -28,9 +28,11 @@ def test_an_unknown_shape_is_refused_with_the_known_ones():
     assert "unknown shape 'gpt5'" in result.stderr and "gpt2-124m" in result.stderr
 
 
-@pytest.mark.parametrize("flag", ["--hf", "--hf-config"])
-def test_a_folder_is_refused_with_the_way_out(flag):
-    message(teratron("bench", flag, "folder", code=2), flag, "random weights", "--shape")
+@pytest.mark.parametrize("command", [[], ["generate"], ["serve"]], ids=str)
+def test_a_folder_is_refused_with_the_way_out(command):
+    for flag in ("--hf", "--hf-config", "--load", "--pretrained_checkpoint", "--lora"):
+        message(teratron("bench", *command, flag, "folder", code=2), flag, "random weights", "--shape")
+        message(teratron("bench", *command, f"{flag}=folder", code=2), flag, "random weights", "--shape")
 
 
 def test_a_run_that_ends_before_the_timed_steps_is_an_error():

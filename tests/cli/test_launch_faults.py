@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from jobs import BACKENDS, launch, mpirun, rank_pids, start_job, start_two_machines
@@ -198,6 +199,30 @@ def test_signal_saves_and_exits_75(tmp_path, backend, signals):
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 75, output[-1000:] + errors
     assert int((run / "latest_checkpointed_iteration.txt").read_text()) == steps(run)[-1]
+
+
+def test_a_signal_resumes_a_stopped_rank_so_that_all_save(tmp_path):
+    run = tmp_path / "run"
+    process = start_job(*kept(run, 100000, 2), "--tp", "2", fault="comm.collective@rank=1,step=4,hit=1:stop",
+                        flags=["--nproc-per-node", 2, "--backend", "processes"])
+    wait_for(lambda: "T" in [Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] for pid in rank_pids(process)], "a stopped rank")
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=20)
+    assert process.returncode == 75, output[-1000:] + errors
+    assert int((run / "latest_checkpointed_iteration.txt").read_text()) == steps(run)[-1]
+
+
+def test_a_signal_ends_ranks_that_wait_for_one_that_hangs(tmp_path):
+    """Long before the collective's time is over, which is ten minutes."""
+    run = tmp_path / "run"
+    process = start_job(*kept(run, 100000, 2), "--tp", "2", fault="comm.collective@rank=1,step=4:delay=600000",
+                        flags=["--nproc-per-node", 2, "--backend", "processes"])
+    wait_for(lambda: (run / "iter_0000002").exists() and len(steps(run)) == 3, "three steps")
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=40)
+    assert process.returncode == 143 and time.monotonic() - began < 25
+    assert "error: signal 15 was not answered: no step ended" in errors and "last checkpoint" in errors, errors
 
 
 def test_interrupt_before_training(tmp_path):

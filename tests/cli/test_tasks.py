@@ -154,6 +154,31 @@ def test_an_epoch_that_was_killed_before_its_score_is_scored(bert, tmp_path, epo
     assert (tmp_path / "broken.json").read_text() == (tmp_path / "whole.json").read_text()
 
 
+@pytest.mark.parametrize("flags", [["--parallel-residual"], ["--num-layers", "1"]], ids=" ".join)
+def test_a_model_that_is_not_the_checkpoints_is_refused(gpt, tmp_path, flags):
+    """Nothing is written, and the flag is named."""
+    (tmp_path / "ids.txt").write_text("1 2 3\n")
+    (tmp_path / "lambada.jsonl").write_text('{"text": "1 2 3 4"}\n')
+    (tmp_path / "eval.jsonl").write_text('{"context": "1", "continuation": " 2"}\n')
+    (tmp_path / "in.jsonl").write_text('{"tokens": [1]}\n')
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for command in [["logits", "--input", tmp_path / "ids.txt", "--output", tmp_path / "out.safetensors"],
+                    ["eval", "--data", tmp_path / "eval.jsonl", "--json", tmp_path / "out.json"],
+                    ["generate", "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl"],
+                    ["serve", "--port", 0],
+                    ["tasks", "--task", "LAMBADA", "--valid-data", tmp_path / "lambada.jsonl", "--json", tmp_path / "out.json"]]:
+        refused = teratron(*command, "--load", gpt, "--device", "cpu", *flags, code=2)
+        message(refused, flags[0], "in the checkpoint", "Leave it out")
+        assert sorted(path.name for path in tmp_path.iterdir()) == before, command
+
+
+@pytest.mark.parametrize("flags", [["--norm-epsilon", "0.1"], ["--swiglu"]], ids=" ".join)
+def test_a_task_is_not_learned_on_another_model(bert, tmp_path, flags):
+    refused = finetune(bert, *small_mnli(tmp_path), "--epochs", 1, "--save", tmp_path / "run", *flags, code=4)
+    message(refused, flags[0].strip("-").replace("-", "_"), "in the checkpoint")
+    assert not list((tmp_path / "run").glob("iter_*"))
+
+
 @pytest.mark.parametrize("family, texts", [("gpt", ["1 2", "3"]), ("bert", ["the cat", "a dog"])])
 def test_finetuning_random_weights_is_told(gpt, bert, tmp_path, family, texts):
     (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": text, "label": i}) + "\n" for i, text in enumerate(texts)))

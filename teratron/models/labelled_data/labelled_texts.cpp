@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "teratron/base/error.h"
 #include "teratron/base/json.h"
-#include "teratron/data/torch_randperm.h"
 #include "teratron/models/labelled_data/json_lines.h"
 
 namespace teratron {
@@ -36,20 +34,6 @@ double label_of(const nlohmann::json& line, int64_t classes, const std::string& 
 }
 
 }  // namespace
-
-std::vector<int64_t> epoch_order(int64_t count, std::optional<int64_t> samples,
-                                 std::optional<uint64_t> shuffle) {
-  const int64_t size = samples.value_or(count);
-  std::vector<int64_t> order;
-  order.reserve(static_cast<size_t>(size));
-  for (uint64_t epoch = 0; std::ssize(order) < size; ++epoch) {
-    std::vector<int64_t> of_epoch(static_cast<size_t>(count));
-    std::iota(of_epoch.begin(), of_epoch.end(), 0);
-    if (shuffle) of_epoch = torch_randperm(count, *shuffle + epoch);
-    order.insert(order.end(), of_epoch.begin(), of_epoch.begin() + std::min(count, size - std::ssize(order)));
-  }
-  return order;
-}
 
 void LabelledTexts::write_bert(const nlohmann::json& line, const LabelledTextOptions& options, Text& text) {
   const SpecialTokens& special = options.tokenizer.special();
@@ -118,7 +102,8 @@ LabelledTexts::LabelledTexts(const std::vector<std::string>& files, const Labell
   std::vector<Problem> all;
   for (const std::vector<Problem>& each : problems) all.insert(all.end(), each.begin(), each.end());
   if (!all.empty()) throw UserError(ExitCode::data, std::move(all));
-  order_ = epoch_order(std::ssize(texts_), options.samples, options.shuffle);
+  order_.emplace(EpochOrder::Options{
+      .count = std::ssize(texts_), .samples = options.samples, .shuffle = options.shuffle});
   const auto cut = std::ranges::count_if(texts_, &Text::is_cut);
   report_ = fmt::format("{} texts", texts_.size());
   if (cut > 0)
@@ -126,7 +111,7 @@ LabelledTexts::LabelledTexts(const std::vector<std::string>& files, const Labell
 }
 
 void LabelledTexts::get(int64_t i, const Sample& sample) const {
-  const Text& text = texts_[static_cast<size_t>(order_.at(static_cast<size_t>(i)))];
+  const Text& text = texts_[static_cast<size_t>(order_->at(i))];
   const auto used = std::ssize(text.tokens);
   const std::span<int64_t> tokens = sample.i64("tokens");
   std::ranges::copy(text.tokens, tokens.begin());

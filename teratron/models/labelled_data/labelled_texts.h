@@ -14,6 +14,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "teratron/data/dataset.h"
+#include "teratron/data/epoch_order.h"
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {
@@ -41,7 +42,7 @@ class LabelledTexts : public Dataset {
   /// [SEP].
   LabelledTexts(const std::vector<std::string>& files, const LabelledTextOptions& options);
 
-  int64_t size() const override { return static_cast<int64_t>(order_.size()); }
+  int64_t size() const override { return order_->size(); }
   void get(int64_t i, const Sample& sample) const override;
   std::string describe() const override { return report_; }
   std::string report() const override { return report_; }
@@ -58,16 +59,11 @@ class LabelledTexts : public Dataset {
   static Text read(const std::string& line, const std::string& where, const LabelledTextOptions& options);
 
   std::vector<Text> texts_;
-  std::vector<int64_t> order_;  // text of each sample
+  std::optional<EpochOrder> order_;  // text of each sample
   LabelledForm form_;
   bool has_classes_;
   int64_t pad_;
   std::string report_;
 };
-
-/// Items 0, ..., count - 1 of each epoch one after the other, as many as there are samples (nullopt: one
-/// epoch); every epoch is shuffled by its number and the seed (nullopt: in order).
-std::vector<int64_t> epoch_order(int64_t count, std::optional<int64_t> samples,
-                                 std::optional<uint64_t> shuffle);
 
 }  // namespace teratron

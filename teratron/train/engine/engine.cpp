@@ -179,6 +179,7 @@ bool TrainEngine::fixes_shapes() const {
 void TrainEngine::run_schedule_into(DeviceScalars& scalars, MicroBatchBuffer& batches,
                                     const ForwardBackwardArgs& args) {
   const auto last_chunk = static_cast<int64_t>(chunks_.size()) - 1;
+  DeviceScalars unused = args.own < args.microbatches ? zero_scalars() : scalars;
   // Gradients are averaged over the context-parallel ranks, of which each has a part of a loss.
   const auto parts = static_cast<double>(options_.per_token_loss ? 1 : mesh_.group(Axis::cp).size);
   batches.set_auxiliary({args.scale.defined() && parts > 1.0 ? args.scale * parts : args.scale,
@@ -202,7 +203,7 @@ void TrainEngine::run_schedule_into(DeviceScalars& scalars, MicroBatchBuffer& ba
     } else if (args.logits) {
       outputs.push_back(*args.logits = logits(chunk, output, batch));
     } else {
-      const at::Tensor total = loss(chunk, output, batch, scalars);
+      const at::Tensor total = loss(chunk, output, batch, action.microbatch < args.own ? scalars : unused);
       outputs.push_back(args.scale.defined() ? total * args.scale : total);
     }
     if (action.chunk == last_chunk) batches.drop(action.microbatch);
@@ -345,12 +346,15 @@ std::optional<StepResult> TrainEngine::evaluate(const MicroBatches& microbatches
                                                 const NextPart& next_part) {
   const at::NoGradGuard no_grad;
   DeviceScalars scalars = zero_scalars();
+  MicroBatch last;
   for (int64_t done = 0; done < size.most;) {
     const int64_t part = std::min(next_part(done, size.most), size.most - done);
     if (part == 0) return std::nullopt;
-    MicroBatchBuffer batches([&](int64_t i) { return microbatches(done + i); }, /*training=*/false);
-    const int64_t mine = std::clamp<int64_t>(size.mine - done, 0, part);
-    if (mine > 0) run_schedule_into(scalars, batches, {.microbatches = mine, .training = false});
+    const auto own_or_last = [&](int64_t i) {
+      return done + i < size.mine ? last = microbatches(done + i) : last;
+    };
+    MicroBatchBuffer batches(own_or_last, /*training=*/false);
+    run_schedule_into(scalars, batches, {.microbatches = part, .training = false, .own = size.mine - done});
     done += part;
   }
   sum_over_ranks(scalars);

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -80,9 +81,10 @@ struct StateMemory {
 /// "memory of weights, gradients and optimizer: 2.0 + 4.0 + 2.5 = 8.5 bytes per parameter, 1.23 GB".
 std::string to_string(const StateMemory& memory);
 
-/// Micro-batches of an evaluation.
+/// Micro-batches of an evaluation. Layers communicate between replicas that share experts, so every rank
+/// computes `most`: one that has fewer repeats its last one, whose losses do not count.
 struct EvaluationSize {
-  int64_t mine = 0;  // of this rank
+  int64_t mine = 0;  // of this rank, at least 1
   int64_t most = 0;  // of the rank that has most
 };
 /// How many micro-batches come after the first `done` ones of `most`, before the next question; 0 ends the
@@ -135,10 +137,11 @@ class TrainEngine {
   struct ForwardBackwardArgs {
     int64_t microbatches = 1;
     bool training = true;
-    at::Tensor scale = {};         // of each micro-batch's mean loss in backward
-    bool reduces = true;           // gradients over the replicas
-    bool captured = false;         // by a CUDA graph: no timers
-    at::Tensor* logits = nullptr;  // receives logits instead of computing losses
+    int64_t own = std::numeric_limits<int64_t>::max();  // the first ones, whose losses are added
+    at::Tensor scale = {};                              // of each micro-batch's mean loss in backward
+    bool reduces = true;                                // gradients over the replicas
+    bool captured = false;                              // by a CUDA graph: no timers
+    at::Tensor* logits = nullptr;                       // receives logits instead of computing losses
   };
   /// Runs the pipeline schedule and adds this rank's losses to `scalars`; nothing on stages without the head.
   void run_schedule_into(DeviceScalars& scalars, MicroBatchBuffer& batches, const ForwardBackwardArgs& args);

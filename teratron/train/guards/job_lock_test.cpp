@@ -144,5 +144,36 @@ TEST(Fault4Signals, SecondSignalExitsImmediately) {
   EXPECT_EXIT(twice(SIGTERM, SIGINT), testing::ExitedWithCode(128 + SIGINT), "");
 }
 
+TEST(Fault4Signals, OneThatIsNotAnsweredEndsTheProcess) {
+  const auto stuck = [] {
+    StopSignals signals;
+    signals.end_unanswered([](int signal) { _exit(128 + signal); }, milliseconds(40));
+    raise(SIGTERM);
+    std::this_thread::sleep_for(std::chrono::seconds(20));
+  };
+  EXPECT_EXIT(stuck(), testing::ExitedWithCode(128 + SIGTERM), "");
+}
+
+TEST(Fault4Signals, AStepAndASaveHaveTheirTime) {
+  std::atomic<int> ended = 0;
+  StopSignals signals;
+  signals.end_unanswered([&ended](int signal) { ended = signal; }, milliseconds(20));
+  std::this_thread::sleep_for(milliseconds(60));
+  EXPECT_EQ(ended, 0) << "no signal";
+  {
+    const StopSignals::Unhurried save(signals);
+    raise(SIGINT);
+    std::this_thread::sleep_for(milliseconds(100));
+    EXPECT_EQ(ended, 0) << "a save";
+    signals.step_took(3.0);
+  }
+  std::this_thread::sleep_for(milliseconds(100));
+  EXPECT_EQ(ended, 0) << "a long step";
+  signals.answered();
+  signals.step_took(0.0);
+  std::this_thread::sleep_for(milliseconds(100));
+  EXPECT_EQ(ended, 0) << "it is answered";
+}
+
 }  // namespace
 }  // namespace teratron

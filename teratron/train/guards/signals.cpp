@@ -1,7 +1,13 @@
 #include "teratron/train/guards/signals.h"
 
+#include <algorithm>
 #include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
 #include <string_view>
+#include <thread>
+#include <utility>
 
 #include <poll.h>
 #include <unistd.h>
@@ -41,6 +47,52 @@ extern "C" void on_stop_signal(int signal) {
 
 }  // namespace
 
+// A thread, since those of the ranks may be blocked. It polls: a handler can wake nobody safely.
+class StopSignals::Deadline {
+ public:
+  Deadline(std::function<void(int)> end, std::chrono::milliseconds patience)
+      : end_(std::move(end)), patience_(patience), thread_([this](const std::stop_token& stop) {
+          std::unique_lock lock(mutex_);
+          const auto pause = std::min(patience_ / 4, std::chrono::milliseconds(250));
+          while (!changed_.wait_for(lock, stop, pause, [&] { return stop.stop_requested(); })) check();
+        }) {}
+
+  void step_took(double seconds) {
+    const std::lock_guard lock(mutex_);
+    step_seconds_ = seconds;
+  }
+  void answered() {
+    const std::lock_guard lock(mutex_);
+    answered_ = true;
+  }
+  void count_unhurried(int change) {
+    const std::lock_guard lock(mutex_);
+    unhurried_ += change;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void check() {
+    const int signal = received_signal.load();
+    if (signal == 0 || answered_) return;
+    const Clock::time_point now = Clock::now();
+    if (!since_ || unhurried_ > 0) since_ = now;
+    const std::chrono::duration<double> step(3.0 * step_seconds_);
+    if (now - *since_ >= std::max<std::chrono::duration<double>>(patience_, step)) end_(signal);
+  }
+
+  const std::function<void(int)> end_;
+  const std::chrono::milliseconds patience_;
+  std::mutex mutex_;
+  std::condition_variable_any changed_;
+  double step_seconds_ = 0.0;
+  bool answered_ = false;
+  int unhurried_ = 0;
+  std::optional<Clock::time_point> since_;  // the signal, or the end of what was unhurried
+  std::jthread thread_;                     // last: it uses the members above
+};
+
 StopSignals::StopSignals(const char* announcement) {
   const bool already = installed.exchange(true);
   TERATRON_ASSERT(!already, "only one StopSignals may exist at a time");
@@ -61,7 +113,28 @@ StopSignals::~StopSignals() {
   sigaction(SIGTERM, &old_term_, nullptr);
   sigaction(SIGINT, &old_int_, nullptr);
   sigaction(SIGHUP, &old_hangup_, nullptr);
+  deadline_.reset();
   installed = false;
+}
+
+void StopSignals::end_unanswered(std::function<void(int)> end, std::chrono::milliseconds patience) {
+  deadline_ = std::make_unique<Deadline>(std::move(end), patience);
+}
+
+void StopSignals::step_took(double seconds) const {
+  if (deadline_) deadline_->step_took(seconds);
+}
+
+void StopSignals::answered() const {
+  if (deadline_) deadline_->answered();
+}
+
+StopSignals::Unhurried::Unhurried(const StopSignals& signals) : signals_(signals) {
+  if (signals_.deadline_) signals_.deadline_->count_unhurried(1);
+}
+
+StopSignals::Unhurried::~Unhurried() {
+  if (signals_.deadline_) signals_.deadline_->count_unhurried(-1);
 }
 
 int StopSignals::received() const {

@@ -2,7 +2,10 @@
 // immediately (except SIGHUP, which a closing terminal may send several times).
 #pragma once
 
+#include <chrono>
 #include <csignal>
+#include <functional>
+#include <memory>
 
 namespace teratron {
 
@@ -25,10 +28,34 @@ class StopSignals {
   /// The signal that arrived, or 0.
   int received() const;
 
+  /// From now on a signal that is not answered() ends the process: `end` is called, and must end it, after
+  /// `patience`, or three times the last step if that is longer. No step ends where ranks wait for one that
+  /// is stuck, for a disk or for a GPU.
+  void end_unanswered(std::function<void(int signal)> end,
+                      std::chrono::milliseconds patience = std::chrono::seconds(10));
+  /// How long the last step took.
+  void step_took(double seconds) const;
+  /// The signal is acted upon: no deadline holds any more.
+  void answered() const;
+  /// Work that takes as long as it takes, such as a save: while one lives, the time does not run.
+  class Unhurried {
+   public:
+    explicit Unhurried(const StopSignals& signals);
+    ~Unhurried();
+    Unhurried(const Unhurried&) = delete;
+    Unhurried& operator=(const Unhurried&) = delete;
+
+   private:
+    const StopSignals& signals_;
+  };
+
  private:
+  class Deadline;
+
   struct sigaction old_term_{};
   struct sigaction old_int_{};
   struct sigaction old_hangup_{};
+  std::unique_ptr<Deadline> deadline_;  // of end_unanswered(); null: none
 };
 
 }  // namespace teratron

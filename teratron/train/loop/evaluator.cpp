@@ -67,13 +67,13 @@ std::optional<StepResult> Evaluator::in_parts(Split split, bool whole) {
   return result;
 }
 
-void Evaluator::evaluate(Split split, const std::string& prefix) {
+bool Evaluator::evaluate(Split split, const std::string& prefix) {
   const Arguments& args = trainer_.args();
-  if (!trainer_.has(split) || args.eval_iters == 0) return;
+  if (!trainer_.has(split) || args.eval_iters == 0) return false;
   const Clock::time_point begin = Clock::now();
   const bool whole = split == Split::valid && args.full_validation && trainer_.has_whole_valid();
   const std::optional<StepResult> result = in_parts(split, whole);
-  if (!result) return;
+  if (!result) return false;
   const int64_t iteration = trainer_.state().iteration;
   const bool repeated = split == Split::valid && std::exchange(evaluated_, iteration) == iteration;
   log({.split = split == Split::valid ? "validation" : "test",
@@ -81,6 +81,7 @@ void Evaluator::evaluate(Split split, const std::string& prefix) {
        .seconds = seconds_since(begin),
        .repeated = repeated},
       *result);
+  return true;
 }
 
 void Evaluator::evaluate_epoch() {

@@ -17,7 +17,8 @@ class Evaluator {
   Evaluator(Trainer& trainer, TrainLog& log, StopPolicy& stop) : trainer_(trainer), log_(log), stop_(stop) {}
 
   /// Evaluates --eval-iters steps of a split without changing the counters; `prefix` as in Megatron-LM's log.
-  void evaluate(Split split, const std::string& prefix);
+  /// False: there is nothing to evaluate, or a signal ended it.
+  bool evaluate(Split split, const std::string& prefix);
   /// Evaluates the whole validation split after an epoch of --num-train-epochs.
   void evaluate_epoch();
   /// The current iteration completes an epoch of --num-train-epochs.

@@ -2,9 +2,12 @@
 #include <atomic>
 #include <csignal>
 
+#include <nlohmann/json.hpp>
+
 #include "teratron/settings/component_options.h"
 #include "teratron/testing/layouts.h"
 #include "teratron/testing/models.h"
+#include "teratron/testing/small_config.h"
 #include "teratron/testing/train_run.h"
 
 namespace teratron {
@@ -41,6 +44,36 @@ TEST(Evaluation, InPartsIsTheSame) {
   }
 }
 
+// Their layers communicate: ranks with fewer samples than others must not stop before them.
+TEST(Evaluation, RanksThatShareExpertsMayHaveDifferentNumbersOfSamples) {
+  constexpr int64_t samples = 7;
+  const GPTConfig config = small_expert_config();
+  const auto sample = [](int64_t i) { return test_batch({}, 37, 7, {i, i + 1}); };
+  double expected = 0.0;
+  run_layout({}, [&](const Mesh& mesh) {
+    TrainEngine engine(engine_options(config, {}, at::kDouble), mesh);
+    expected = engine.evaluate(sample, samples).loss;
+  });
+  for (const Layout& layout :
+       {Layout{.dp = 2, .ep = 2}, Layout{.dp = 4, .ep = 2, .etp = 2},
+        Layout{.tp = 2, .dp = 2, .ep = 4, .sequence_parallel = true}, Layout{.pp = 2, .dp = 2, .ep = 2},
+        Layout{.pp = 2, .dp = 2, .ep = 2, .chunks = 2}}) {
+    SCOPED_TRACE(to_string(layout));
+    run_layout(layout, [&](const Mesh& mesh) {
+      TrainEngine engine(engine_options(config, layout, at::kDouble), mesh);
+      const int64_t rank = mesh.data_parallel().rank, ranks = mesh.data_parallel().size;
+      const EvaluationSize size = {.mine = (samples - rank + ranks - 1) / ranks,
+                                   .most = (samples + ranks - 1) / ranks};
+      const auto mine = [&](int64_t i) { return sample(rank + i * ranks); };
+      for (const int64_t part : {int64_t{1}, int64_t{3}, samples}) {
+        const auto result = engine.evaluate(mine, size, [part](int64_t, int64_t) { return part; });
+        ASSERT_TRUE(result);
+        EXPECT_NEAR(result->loss, expected, 1e-12 * expected) << "in parts of " << part;
+      }
+    });
+  }
+}
+
 // A scheduler's signal in the middle of the first evaluation.
 class SignalDuringEvaluation : public TrainStep {
  public:
@@ -54,7 +87,13 @@ class SignalDuringEvaluation : public TrainStep {
   std::atomic<int>& passes_;  // of all ranks
 };
 
-using EvaluationRun = SmallRun;
+class EvaluationRun : public SmallRun {
+ protected:
+  int64_t consumed_valid_samples(const std::string& name, int iteration) const {
+    const fs::path path = folder_ / name / fmt::format("iter_{:07d}", iteration);
+    return nlohmann::json::parse(open_checkpoint(path).state).at("consumed_valid_samples");
+  }
+};
 
 TEST_F(EvaluationRun, ASignalEndsIt) {
   const std::vector<std::string> more = {"--eval-iters", "50"};
@@ -68,10 +107,13 @@ TEST_F(EvaluationRun, ASignalEndsIt) {
     EXPECT_EQ(train(flags(name, more), ranks, registry), ExitCode::stopped);
     EXPECT_LT(passes, 100) << "of " << ranks << " ranks";
     EXPECT_TRUE(read_run_log(folder_ / name / "metrics.jsonl").evaluations.empty());
-    EXPECT_TRUE(fs::exists(folder_ / name / "iter_0000005"));
+    ASSERT_TRUE(fs::exists(folder_ / name / "iter_0000005"));
+    EXPECT_EQ(consumed_valid_samples(name, 5), 0) << "it is left out";
     EXPECT_EQ(train(flags(name, more), ranks), ExitCode::ok);
   }
   EXPECT_EQ(tensors("1", 20), tensors("whole", 20));
+  EXPECT_EQ(consumed_valid_samples("whole", 20), 4 * 50 * 4);  // evaluations, steps, samples of a step
+  EXPECT_EQ(consumed_valid_samples("1", 20), 3 * 50 * 4);
 }
 
 TEST_F(EvaluationRun, ASignalAfterTheTrainingIsNotLost) {

@@ -32,11 +32,13 @@ void StopPolicy::agree(int64_t request) {
   const auto by_signal = static_cast<int64_t>(Reason::signal);
   stop(static_cast<Reason>(std::min(request, by_signal)));
   signal_ = std::max(signal_, request - by_signal);
+  if (reason_ == Reason::signal) signals_.answered();
 }
 
 void StopPolicy::stop_by_signal(int64_t signal) {
   reason_ = Reason::signal;
   signal_ = signal;
+  signals_.answered();
 }
 
 const char* StopPolicy::name() const {

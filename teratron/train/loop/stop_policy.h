@@ -31,6 +31,9 @@ class StopPolicy {
   bool has_observer_stopped() const { return observer_stopped_; }
   /// The signal that this rank received; 0: none.
   int signal_received() const { return signals_.received(); }
+  /// A signal that is not agreed upon in time ends the process (StopSignals::end_unanswered).
+  void step_took(double seconds) const { signals_.step_took(seconds); }
+  StopSignals::Unhurried unhurried() const { return StopSignals::Unhurried(signals_); }
 
   Reason reason() const { return reason_; }
   bool stops() const { return reason_ != Reason::none; }

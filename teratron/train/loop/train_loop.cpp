@@ -65,15 +65,22 @@ std::vector<TrainLoop::Interval> TrainLoop::make_intervals() {
       {every(args().eval_interval), [this] { evaluate_at_interval(); }, /*is_untimed=*/true},
       {[this] { return evaluator_.at_epoch_end(); }, [this] { evaluator_.evaluate_epoch(); },
        /*is_untimed=*/true},
-      {every(args().generate_interval), [this] { emit_samples(); }},
-      {every(epochs_.iterations), [this] { epochs_.work(); }},
+      {every(args().generate_interval), unhurried([this] { emit_samples(); })},
+      {every(epochs_.iterations), unhurried([this] { epochs_.work(); })},
       {every(args().exit_interval), [this] { stop_.stop(StopPolicy::Reason::interval); }},
-      {every(args().save_interval), [this] { saves_.save(); }},
+      {every(args().save_interval), unhurried([this] { saves_.save(); })},
+  };
+}
+
+std::function<void()> TrainLoop::unhurried(std::function<void()> work) {
+  return [this, work = std::move(work)] {
+    const StopSignals::Unhurried scope = stop_.unhurried();
+    work();
   };
 }
 
 void TrainLoop::evaluate_at_interval() {
-  evaluator_.evaluate(Split::valid, fmt::format("iteration {}", state().iteration));
+  if (!evaluator_.evaluate(Split::valid, fmt::format("iteration {}", state().iteration))) return;
   trainer_.state().consumed_valid_samples += args().eval_iters * trainer_.eval_batch_size().running;
 }
 
@@ -151,6 +158,7 @@ void TrainLoop::run_steps(BatchSource& source) {
     if (pending) finish_step(*std::exchange(pending, std::nullopt));
     const Clock::time_point now = Clock::now();
     step.metrics.seconds = std::chrono::duration<double>(now - last).count();
+    stop_.step_took(step.metrics.seconds);
     last = now;
     pending = std::move(step);
     if (profiler_) profiler_->after_step(state().iteration);
@@ -163,11 +171,13 @@ void TrainLoop::run_steps(BatchSource& source) {
 }
 
 ExitCode TrainLoop::finish() {
-  saves_.finish();
   // Saved before anything else can fail, but logged where Megatron-LM logs it.
   std::optional<SaveMetrics> saved;
-  if (trainer_.new_steps() > 0) saved = saves_.save_last();
-  trainer_.hf_output().write(trainer_.train_iters());
+  unhurried([&] {
+    saves_.finish();
+    if (trainer_.new_steps() > 0) saved = saves_.save_last();
+    trainer_.hf_output().write(trainer_.train_iters());
+  })();
   if (!stop_.stops()) evaluator_.evaluate(Split::valid, "the end of training for val data");
   if (saved) saves_.log(*saved);
   if (!stop_.stops()) evaluator_.evaluate(Split::test, "the end of training for test data");

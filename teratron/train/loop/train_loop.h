@@ -61,6 +61,8 @@ class TrainLoop {
   bool is_first_rank() const { return trainer_.is_first_rank(); }
   /// All intervals, in the order in which they run.
   std::vector<Interval> make_intervals();
+  /// `work` as a signal does not hurry it.
+  std::function<void()> unhurried(std::function<void()> work);
   void evaluate_at_interval();
   void emit_samples();
   /// Runs what is due after the step that was just finished. True: the next step's time begins after it.

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "teratron/base/error.h"
-#include "teratron/models/labelled_data/labelled_texts.h"
 
 namespace teratron {
 
@@ -32,7 +31,7 @@ std::vector<TokenizedConversation> SftRows::row(int64_t i) const {
 SftDataset::SftDataset(std::shared_ptr<const SftRows> rows, const Options& options)
     : rows_(std::move(rows)),
       options_(options),
-      order_(epoch_order(rows_->size(), options.samples, options.shuffle)) {}
+      order_({.count = rows_->size(), .samples = options.samples, .shuffle = options.shuffle}) {}
 
 std::shared_ptr<const Dataset> SftDataset::resized(std::optional<int64_t> samples) const {
   Options options = options_;
@@ -41,7 +40,7 @@ std::shared_ptr<const Dataset> SftDataset::resized(std::optional<int64_t> sample
 }
 
 void SftDataset::get(int64_t i, const Sample& sample) const {
-  const std::vector<TokenizedConversation> in_row = rows_->row(order_.at(static_cast<size_t>(i)));
+  const std::vector<TokenizedConversation> in_row = rows_->row(order_.at(i));
   std::vector<const TokenizedConversation*> conversations;
   for (const TokenizedConversation& each : in_row) conversations.push_back(&each);
   const PackedConversations row = pack_row(conversations, options_.sequence_length, options_.pad);

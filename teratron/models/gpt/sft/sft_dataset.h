@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "teratron/data/dataset_builder.h"
+#include "teratron/data/epoch_order.h"
 #include "teratron/data/indexed/index_array.h"
 #include "teratron/data/indexed/index_cache.h"
 #include "teratron/data/resizable_dataset.h"
@@ -58,7 +59,7 @@ class SftDataset : public ResizableDataset {
   };
   SftDataset(std::shared_ptr<const SftRows> rows, const Options& options);
 
-  int64_t size() const override { return static_cast<int64_t>(order_.size()); }
+  int64_t size() const override { return order_.size(); }
   /// Fills tokens, labels, loss_mask, position_ids and segment_start.
   void get(int64_t i, const Sample& sample) const override;
   std::string describe() const override { return rows_->report; }
@@ -68,7 +69,7 @@ class SftDataset : public ResizableDataset {
  private:
   std::shared_ptr<const SftRows> rows_;
   Options options_;
-  std::vector<int64_t> order_;  // row of each sample
+  EpochOrder order_;  // row of each sample
 };
 
 /// The datasets of one split, or of shares of the lines of all files. UserError(data) lists every problem of

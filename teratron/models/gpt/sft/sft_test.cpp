@@ -114,7 +114,7 @@ TEST_F(SftFixture, MegatronsPromptFormats) {
 }
 
 TEST_F(SftFixture, RowsAreMegatrons) {
-  int checked = 0;
+  int checked = 0, changed = 0;
   for (const json& format : fixture["cases"]) {
     std::vector<std::vector<TokenizedConversation>> lines;
     for (const json& line : fixture["lines"]) lines.push_back(tokenized_line(line, format["prompt_format"]));
@@ -126,9 +126,16 @@ TEST_F(SftFixture, RowsAreMegatrons) {
         conversations.push_back(&each);
       const PackedConversations row = pack_row(conversations, length, format["pad"]);
       EXPECT_EQ(json(row.tokens), sample["tokens"]);
-      EXPECT_EQ(json(row.is_learned), sample["loss_mask"]);
       std::set<int64_t> bounds(sample["cu_seqlens"].begin(), sample["cu_seqlens"].end());
       bounds.erase(length);
+      // In its format `default`, Megatron-LM learns the first token of a conversation from the one before.
+      json learned = sample["loss_mask"];
+      for (const int64_t start : bounds) {
+        if (start > 0) learned[static_cast<size_t>(start - 1)] = 0;
+      }
+      EXPECT_TRUE(learned == sample["loss_mask"] || format["prompt_format"] == "default");
+      changed += learned != sample["loss_mask"] ? 1 : 0;
+      EXPECT_EQ(json(row.is_learned), learned);
       EXPECT_EQ(std::set<int64_t>(row.starts.begin(), row.starts.end()), bounds);
       for (size_t i = 0; i < row.tokens.size(); ++i) {
         EXPECT_EQ(static_cast<int64_t>(i) - row.starts[i], sample["position_ids"][i]);
@@ -139,6 +146,16 @@ TEST_F(SftFixture, RowsAreMegatrons) {
     }
   }
   EXPECT_GT(checked, 15);
+  EXPECT_GT(changed, 0);
+}
+
+// Whatever is before a conversation in its row, the same tokens of it are learned, from its own tokens.
+TEST(SftPacking, NothingIsLearnedFromAnotherConversation) {
+  const TokenizedConversation one{{10, 11, 12}, {1, 1, 1}}, two{{20, 21}, {1, 1}}, three{{30}, {1}};
+  const PackedConversations row = pack_row({&one, &two, &three, &one}, 12, 0);
+  EXPECT_EQ(row.tokens, (std::vector<int32_t>{10, 11, 12, 20, 21, 30, 10, 11, 12, 0, 0, 0}));
+  EXPECT_EQ(row.is_learned, (std::vector<uint8_t>{1, 1, 0, 1, 0, 0, 1, 1, 0, 0, 0, 0}));
+  EXPECT_EQ(row.labels, (std::vector<int32_t>{11, 12, 0, 21, 0, 0, 11, 12, 0, 0, 0, 0}));
 }
 
 TEST(SftPacking, EveryConversationHasOneRowThatHoldsIt) {

@@ -85,6 +85,8 @@ PackedConversations pack_row(const std::vector<const TokenizedConversation*>& co
     const auto start = static_cast<int32_t>(row.tokens.size());
     row.tokens.insert(row.tokens.end(), each->tokens.begin(), each->tokens.end());
     row.is_learned.insert(row.is_learned.end(), each->is_learned.begin(), each->is_learned.end());
+    // Nothing before it in its conversation: it would be learned from the end of another.
+    if (!each->tokens.empty()) row.is_learned[static_cast<size_t>(start)] = 0;
     row.starts.resize(row.tokens.size(), start);
   }
   row.tokens.resize(size, pad);

@@ -27,7 +27,8 @@ TokenizedConversation tokenize(const Conversation& conversation, const ChatTempl
 std::vector<std::vector<int64_t>> pack_best_fit(const std::vector<int64_t>& order,
                                                 const std::vector<int64_t>& lengths, int64_t capacity);
 
-/// The columns of one row of S tokens, as Megatron-LM's SFTDataset makes them.
+/// The columns of one row of S tokens, as Megatron-LM's SFTDataset makes them, except that no conversation's
+/// first token is learned: there it is, from the conversation before, where all tokens are.
 struct PackedConversations {
   std::vector<int32_t> tokens;      // [S]
   std::vector<int32_t> labels;      // [S] the next token, or `pad` where none is learned
