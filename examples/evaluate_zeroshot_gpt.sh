@@ -6,8 +6,8 @@
 #     VALID_DATA=lambada_test.jsonl examples/evaluate_zeroshot_gpt.sh [FLAGS...]
 #
 # FLAGS override those below (--json figures.json, --overlapping-eval 256...). Every GPU is a replica of the model.
-# TERATRON is the path of the program.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/find_teratron.sh"
 
 : "${CHECKPOINT:?folder of a run or checkpoint}"
 : "${VOCAB_FILE:?gpt2-vocab.json}"
@@ -15,7 +15,7 @@ set -euo pipefail
 : "${VALID_DATA:?file of the task}"
 
 LAUNCH=(
-  "${TERATRON:-teratron}" launch
+  "${teratron[@]}" launch
   --nproc-per-node "${GPUS_PER_NODE:-8}"
   --nnodes "${NNODES:-1}"
   --node-rank "${NODE_RANK:-0}"

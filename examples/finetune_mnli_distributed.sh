@@ -5,8 +5,9 @@
 #     CHECKPOINT_PATH=checkpoints/bert_345m_mnli examples/finetune_mnli_distributed.sh [FLAGS...]
 #
 # FLAGS override those below (--epochs 1, --json figures.json, --bf16...). Each epoch is saved, and
-# best_checkpointed_iteration.txt names the most accurate one. TERATRON is the path of the program.
+# best_checkpointed_iteration.txt names the most accurate one.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/find_teratron.sh"
 
 : "${DATA:?folder of MNLI, with train.tsv, dev_matched.tsv and dev_mismatched.tsv}"
 : "${PRETRAINED_CHECKPOINT:?folder of a pretrained BERT}"
@@ -14,7 +15,7 @@ set -euo pipefail
 : "${CHECKPOINT_PATH:?folder of the checkpoints}"
 
 LAUNCH=(
-  "${TERATRON:-teratron}" launch
+  "${teratron[@]}" launch
   --nproc-per-node "${GPUS_PER_NODE:-8}"
   --nnodes "${NNODES:-1}"
   --node-rank "${NODE_RANK:-0}"

@@ -3,8 +3,9 @@
 #
 #   CHECKPOINT_PATH=... VOCAB_FILE=... MERGE_FILE=... DATA_PATH=..._text_document examples/pretrain_gpt.sh [FLAGS...]
 #
-# FLAGS override those below (--train-iters 100, --bf16...). TERATRON is the path of the program.
+# FLAGS override those below (--train-iters 100, --bf16...).
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/find_teratron.sh"
 
 : "${CHECKPOINT_PATH:?folder of the checkpoints}"
 : "${VOCAB_FILE:?gpt2-vocab.json}"
@@ -44,5 +45,5 @@ OUTPUT_ARGS=(
   --eval-iters 10
 )
 
-"${TERATRON:-teratron}" pretrain gpt "${GPT_ARGS[@]}" "${DATA_ARGS[@]}" "${OUTPUT_ARGS[@]}" \
+"${teratron[@]}" pretrain gpt "${GPT_ARGS[@]}" "${DATA_ARGS[@]}" "${OUTPUT_ARGS[@]}" \
   --save "$CHECKPOINT_PATH" --load "$CHECKPOINT_PATH" "$@"

@@ -5,8 +5,9 @@
 #     examples/pretrain_gpt_distributed_with_mp.sh [FLAGS...]
 #
 # On each of NNODES machines: NODE_RANK is its number, MASTER_ADDR the address of machine 0.
-# FLAGS override those below (--train-iters 100, --bf16...). TERATRON is the path of the program.
+# FLAGS override those below (--train-iters 100, --bf16...).
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/find_teratron.sh"
 
 : "${CHECKPOINT_PATH:?folder of the checkpoints}"
 : "${VOCAB_FILE:?gpt2-vocab.json}"
@@ -14,7 +15,7 @@ set -euo pipefail
 : "${DATA_PATH:?prefix of a dataset, such as my-gpt2_text_document}"
 
 LAUNCH=(
-  "${TERATRON:-teratron}" launch
+  "${teratron[@]}" launch
   --nproc-per-node "${GPUS_PER_NODE:-8}"
   --nnodes "${NNODES:-1}"
   --node-rank "${NODE_RANK:-0}"

@@ -5,8 +5,9 @@
 #     examples/pretrain_t5.sh [FLAGS...]
 #
 # DATA_PATH is what `teratron preprocess --split-sentences --tokenizer-type BertWordPieceLowerCase` made.
-# FLAGS override those below (--train-iters 100, --bf16...). TERATRON is the path of the program.
+# FLAGS override those below (--train-iters 100, --bf16...).
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/find_teratron.sh"
 
 : "${CHECKPOINT_PATH:?folder of the checkpoints}"
 : "${VOCAB_FILE:?bert-vocab.txt}"
@@ -49,5 +50,5 @@ OUTPUT_ARGS=(
   --eval-iters 10
 )
 
-"${TERATRON:-teratron}" pretrain t5 "${T5_ARGS[@]}" "${DATA_ARGS[@]}" "${OUTPUT_ARGS[@]}" \
+"${teratron[@]}" pretrain t5 "${T5_ARGS[@]}" "${DATA_ARGS[@]}" "${OUTPUT_ARGS[@]}" \
   --save "$CHECKPOINT_PATH" --load "$CHECKPOINT_PATH" "$@"

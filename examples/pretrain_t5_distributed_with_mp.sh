@@ -6,15 +6,16 @@
 #
 # DATA_PATH is what `teratron preprocess --split-sentences --tokenizer-type BertWordPieceLowerCase` made.
 # On each of NNODES machines: NODE_RANK is its number, MASTER_ADDR the address of machine 0.
-# FLAGS override those below (--train-iters 100, --bf16...). TERATRON is the path of the program.
+# FLAGS override those below (--train-iters 100, --bf16...).
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/find_teratron.sh"
 
 : "${CHECKPOINT_PATH:?folder of the checkpoints}"
 : "${VOCAB_FILE:?bert-vocab.txt}"
 : "${DATA_PATH:?prefix of a dataset of sentences, such as my-t5_text_sentence}"
 
 LAUNCH=(
-  "${TERATRON:-teratron}" launch
+  "${teratron[@]}" launch
   --nproc-per-node "${GPUS_PER_NODE:-8}"
   --nnodes "${NNODES:-1}"
   --node-rank "${NODE_RANK:-0}"

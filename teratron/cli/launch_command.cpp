@@ -2,6 +2,7 @@
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
+#include "teratron/cli/published/published_program.h"
 #include "teratron/cli/resume_advice.h"
 #include "teratron/launch/launch_job.h"
 
@@ -17,7 +18,7 @@ bool is_interruption(int code) {
 }  // namespace
 
 int launch_command(std::span<const std::string> args) {
-  const std::optional<LaunchOptions> options = read_launch_options(args);
+  const std::optional<LaunchOptions> options = read_launch_options(args, command_of_program);
   if (!options) return 0;
   log_in_background(fmt::format("The ranks' logs in {} have them", options->log_directory));
   const SignalQueue signals;

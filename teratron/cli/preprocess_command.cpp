@@ -37,13 +37,19 @@ struct Flags {
 std::vector<Field> fields_of(Flags& flags) {
   PreprocessOptions& options = flags.options;
   return joined(
-      {bound_field("input", &flags.patterns,
-                   "JSON lines: files (also .gz .xz .zst), patterns, or - for standard input",
-                   {.required = true}),
+      {bound_field(
+           "input", &flags.patterns,
+           "JSON lines or plain text (*.txt, *.raw): files (also .gz .xz .zst), patterns, or - for standard "
+           "input",
+           {.required = true}),
        bound_field("json_keys", &options.json_keys, "Keys of the texts", {.aliases = "--json-key"}),
        bound_field("output_prefix", &options.output_prefix, "Output path without _<key>_document.bin",
                    {.required = true}),
        bound_field("append_eod", &options.append_eod, "End each document with the end-of-document token"),
+       bound_field("block_size", &options.blocks.size,
+                   "Cut the tokens of each 1000 documents into documents of this many, as run_clm does; drop "
+                   "the rest",
+                   {.min = 1}),
        bound_field("split_sentences", &options.split_sentences, "One sequence per sentence"),
        bound_field("keep_newlines", &flags.keep_newlines, "Keep newlines between sentences"),
        bound_field("punkt_model", &flags.punkt_model,
@@ -85,6 +91,15 @@ void resolve(Flags& flags) {
   options.drop_empty_documents = flags.tokenizer.compat_version == "2.6";
   if (options.split_sentences) prefer_split_inputs(options.inputs);
   if (flags.keep_sequential) options.partitions = 1;
+  if (options.blocks.size > 0) {
+    options.partitions = 1;
+    flags.tokenizer.include_special_tokens = false;
+  }
+  if (options.blocks.size > 0 && options.split_sentences) {
+    throw config_error({.what = "blocks are cut across sentences",
+                        .where = "--block-size",
+                        .fix = "Leave out --split-sentences, or --block-size"});
+  }
   if (flags.implementation != "mmap") options.format = IndexFormat::legacy;
   if (!flags.tokenizer.settings.tokenizer_type) {
     throw config_error({.what = "no tokenizer given",
@@ -140,7 +155,7 @@ int preprocess_command(std::span<const std::string> args) {
   Flags flags;
   if (!read_command({.name = "teratron preprocess",
                      .usage = "--input FILE... --output-prefix PREFIX --tokenizer-type TYPE [FLAGS]",
-                     .summary = "Convert JSON lines to an indexed dataset.",
+                     .summary = "Convert JSON lines or plain text to an indexed dataset.",
                      .fields = fields_of(flags)},
                     args))
     return static_cast<int>(ExitCode::ok);

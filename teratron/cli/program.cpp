@@ -20,6 +20,7 @@
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/cli/build_info.h"
 #include "teratron/cli/commands.h"
+#include "teratron/cli/published/published_program.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/cli/wait_policy.h"
 #include "teratron/comm/torch_fault.h"
@@ -69,45 +70,29 @@ std::vector<Command> commands(const Registry& registry) {
           {"env", env_command, "show versions, devices and build options"}};
 }
 
-// Scripts of Megatron-LM and commands of other programs, by the last part of their path.
+// Commands of other programs, by the last part of their path, and what is typed instead.
 constexpr std::pair<std::string_view, std::string_view> foreign_commands[] = {
     {"train", "pretrain gpt FLAGS..."},
     {"train.py", "pretrain gpt FLAGS..."},
     {"torchrun", "launch --nproc-per-node N -- pretrain gpt FLAGS..."},
     {"accelerate", "launch --nproc-per-node N -- pretrain gpt FLAGS..."},
-    {"main.py", "tasks --task NAME FLAGS..."},
     {"evaluate", "eval --load CHECKPOINT --data FILE.jsonl"},
     {"estimate-memory", "plan gpt --gpu-memory SIZE FLAGS..."},
-    {"preprocess_data.py", "preprocess FLAGS..."},
-    {"merge_datasets.py", "merge FLAGS..."},
     {"convert", "ckpt convert FLAGS..."},
-    {"convert.py", "ckpt convert FLAGS..."},
-    {"generate_samples_gpt.py", "generate FLAGS..."},
-    {"run_text_generation_server.py", "serve --load CHECKPOINT FLAGS..."},
-    {"run_dynamic_text_generation_server.py", "serve --load CHECKPOINT FLAGS..."},
 };
 
-// What to type instead of a command of another program; empty if it is not a known one. UserError(config) for
-// the script of an unknown model.
-std::string answer_to_foreign(std::string_view command, const Registry& registry) {
-  constexpr std::string_view pretrain = "pretrain_", script = ".py";
+std::string_view answer_to_foreign(std::string_view command) {
   const std::string_view name = command.substr(command.rfind('/') + 1);
-  if (name.starts_with(pretrain) && name.ends_with(script)) {
-    const std::string_view family =
-        name.substr(pretrain.size(), name.size() - pretrain.size() - script.size());
-    return fmt::format("pretrain {} FLAGS...", find_family(family, registry.families).name);
-  }
   for (const auto& [foreign, answer] : foreign_commands) {
-    if (name == foreign) return std::string(answer);
+    if (name == foreign) return answer;
   }
   return "";
 }
 
-UserError unknown_command(std::string_view command, const std::vector<Command>& known,
-                          const Registry& registry) {
+UserError unknown_command(std::string_view command, const std::vector<Command>& known) {
   std::vector<std::string> names;
   for (const Command& each : known) names.emplace_back(each.name);
-  const std::string answer = answer_to_foreign(command, registry);
+  const std::string_view answer = answer_to_foreign(command);
   const std::string near = nearest_spelling(command, names);
   return config_error({.what = fmt::format("'{}' is not a command", printable(command, 40)),
                        .where = "teratron",
@@ -143,7 +128,8 @@ int dispatch(Args args, const Registry& registry) {
   for (const Command& command : known) {
     if (args[0] == command.name) return run(command, args.subspan(1));
   }
-  throw unknown_command(args[0], known, registry);
+  if (const auto command = command_of_program(args)) return dispatch(*command, registry);
+  throw unknown_command(args[0], known);
 }
 
 int report(const std::exception& error, std::string_view advice = "") {

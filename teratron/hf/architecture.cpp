@@ -129,6 +129,10 @@ void reject_contradictions(const ParseResult& given, const Sources& sources, Par
 
 }  // namespace
 
+bool is_model_preset(std::string_view name) {
+  return std::ranges::any_of(presets, [name](const auto& preset) { return preset.first == name; });
+}
+
 ParseResult architecture_settings(std::string_view program, const Schema& schema, const ParseResult& given) {
   Arguments args;
   const Sources sources = apply(given, &args);

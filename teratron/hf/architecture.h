@@ -5,6 +5,9 @@
 
 namespace teratron {
 
+/// Whether --model-preset knows the name.
+bool is_model_preset(std::string_view name);
+
 /// The settings of the model_preset, hf_config or hf in `given`: sizes, positions, norms, activation, biases,
 /// dropout, the sequence length. A preset has no vocabulary (the tokenizer's counts); that of a file is the
 /// least number of embedding rows. `given` overrides them, but with hf, whose weights are used, it must not

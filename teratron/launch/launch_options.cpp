@@ -46,6 +46,7 @@ struct LaunchSettings {
   std::optional<std::string> backend, log_directory, config_file, secret_file;
   int64_t max_restarts = 0;
   bool use_cpu = false;
+  bool use_env = false, standalone = false, multi_gpu = false, use_megatron_lm = false;  // without effect
   Setting<bool> file_use_cpu = {};  // overridden by the command's --device
   Setting<std::string> file_gpus = {};
 };
@@ -79,7 +80,11 @@ std::vector<Field> fields_of(LaunchSettings& settings) {
                   "other; default: TERATRON_JOB_SECRET, or on one machine a random one"),
       bound_field("config_file", &settings.config_file, "Accelerate's config file"),
       bound_field("use_cpu", &settings.use_cpu, "Compute on CPUs even if there are GPUs",
-                  {.aliases = "--cpu"})};
+                  {.aliases = "--cpu"}),
+      bound_field("use_env", &settings.use_env, "torch.distributed.launch's; always so"),
+      bound_field("standalone", &settings.standalone, "torchrun's; always so on one machine"),
+      bound_field("multi_gpu", &settings.multi_gpu, "Accelerate's; always so"),
+      bound_field("use_megatron_lm", &settings.use_megatron_lm, "Accelerate's; always so")};
 }
 
 /// Reads Accelerate's launcher keys. The command reads the others.
@@ -151,8 +156,11 @@ bool is_executable(const std::string& program) {
 }
 
 /// The program to start: a teratron command, or another program if it contains a slash.
-std::vector<std::string> command_of(std::vector<std::string> rest, const LaunchSettings& settings) {
+std::vector<std::string> command_of(std::vector<std::string> rest, const LaunchSettings& settings,
+                                    const ProgramNamer& command_of_program) {
   if (!rest.empty() && rest[0] == "--") rest.erase(rest.begin());
+  const bool own_program = !rest.empty() && rest[0].find('/') != std::string::npos && is_executable(rest[0]);
+  if (const auto command = own_program ? std::nullopt : command_of_program(rest)) rest = *command;
   if (rest.empty()) {
     throw invalid("nothing to start", "launch",
                   "Write `teratron launch --nproc-per-node 2 -- pretrain gpt FLAGS...`");
@@ -333,7 +341,8 @@ Backend backend_of(const LaunchSettings& settings, bool on_cpu) {
 
 }  // namespace
 
-std::optional<LaunchOptions> read_launch_options(std::span<const std::string> args) {
+std::optional<LaunchOptions> read_launch_options(std::span<const std::string> args,
+                                                 const ProgramNamer& command_of_program) {
   LaunchSettings settings;
   const std::optional<std::vector<std::string>> command = read_command(
       {.name = "teratron launch",
@@ -347,7 +356,7 @@ std::optional<LaunchOptions> read_launch_options(std::span<const std::string> ar
   if (settings.config_file) AccelerateKeys(settings).read();
   set_visible_gpus(settings);
   LaunchOptions options{.max_restarts = settings.max_restarts};
-  options.command = command_of(*command, settings);
+  options.command = command_of(*command, settings, command_of_program);
   options.backend = backend_of(settings, computes_on_cpu(settings, options.command));
   set_ranks(settings, options);
   set_rendezvous(settings, options);
@@ -355,6 +364,7 @@ std::optional<LaunchOptions> read_launch_options(std::span<const std::string> ar
   options.secret = secret_of(settings, options);
   options.name = random_hex(kNameDigits);
   options.save = value_of(options.command, "--save");
+  if (!options.save) options.save = value_of(options.command, "--output_dir");  // run_clm's
   const std::filesystem::path folder =
       value_of(options.command, "--run-dir").value_or(options.save.value_or(""));
   options.log_directory = settings.log_directory.value_or((folder / "logs").string());

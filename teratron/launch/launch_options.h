@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -32,7 +33,12 @@ struct LaunchOptions {
   bool single_process() const { return backend == Backend::threads || backend == Backend::mpi; }
 };
 
-/// nullopt if --help was printed. Throws UserError(config).
-std::optional<LaunchOptions> read_launch_options(std::span<const std::string> args);
+/// The command that the name of a program stands for (cli/published/published_program.h); nullopt for others.
+using ProgramNamer = std::function<std::optional<std::vector<std::string>>(std::span<const std::string>)>;
+
+/// nullopt if --help was printed. A name of a program is its command unless it is an executable file with a
+/// slash in its path. Throws UserError(config).
+std::optional<LaunchOptions> read_launch_options(std::span<const std::string> args,
+                                                 const ProgramNamer& command_of_program);
 
 }  // namespace teratron

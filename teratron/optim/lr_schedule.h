@@ -2,8 +2,8 @@
 // OptimizerParamScheduler.
 //
 // n counts samples: it grows by the global batch size at every successful step, not at steps skipped for
-// overflow. Flags in iterations are multiplied by the global batch size. With a step batch-size schedule they
-// mean the samples of so many steps.
+// overflow. Flags in iterations are multiplied by the global batch size. With a ramp-up or a schedule of the
+// batch size they mean the samples of so many steps.
 //
 //   n <= w, w > 0          lr = init + (max - init) * n / w                   (warm-up over w samples)
 //   constant               lr = max

@@ -105,7 +105,7 @@ void Trainer::size_data() {
                                .iteration = state_.iteration,
                                .consumed_train_samples = state_.consumed_train_samples,
                                .consumed_valid_samples = state_.consumed_valid_samples};
-  const TrainData::Source source{split_samples(args_, progress), model().batch, device_, epoch_};
+  const TrainData::Source source{split_samples(args_, progress), model().batch, device_, epoch_.data};
   if (data_ && data_->samples() == source.samples) return;
   const auto timed = timers_->scope("train/valid/test-data-iterators-setup");
   data_ = std::make_unique<TrainData>(Registry::Context{args_, *tokenizer_, mesh_}, family_, source);
@@ -114,7 +114,8 @@ void Trainer::size_data() {
 // A length in samples or epochs ends after the same samples if the batch size changed on the way.
 int64_t Trainer::planned_iters() const {
   std::optional<int64_t> samples = args_.train_samples;
-  if (args_.num_train_epochs) samples = args_.train_iters.value() * args_.global_batch_size.value();
+  if (args_.num_train_epochs && epoch_.steps == 0.0)
+    samples = args_.train_iters.value() * args_.global_batch_size.value();
   if (!samples) return args_.train_iters.value_or(0);
   return state_.iteration + batches_.iterations_for(*samples, state_.consumed_train_samples);
 }

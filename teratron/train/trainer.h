@@ -63,6 +63,7 @@ class Trainer {
   at::Device device() const { return device_; }
   /// Steps of the whole training.
   int64_t train_iters() const { return train_iters_; }
+  const TrainEpoch& epoch() const { return epoch_; }
   /// The batch size of the next step.
   BatchSize batch_size() const { return batches_.at(state_.consumed_train_samples); }
   int64_t global_batch_size() const { return batch_size().running; }
@@ -125,7 +126,7 @@ class Trainer {
   std::unique_ptr<Tokenizer> tokenizer_;
   Family family_;
   std::optional<OwnRun> own_run_;
-  std::shared_ptr<const ResizableDataset> epoch_;  // of the train split, with --num-train-epochs
+  TrainEpoch epoch_;
   Arguments args_;
   std::optional<ParamGroupOverrides> decoupled_;
   std::unique_ptr<TrainStep> step_;

@@ -34,11 +34,8 @@ def test_a_missing_model_is_one_message():
 
 
 @pytest.mark.parametrize("command, says", [
-    ("pretrain_gpt.py", "Use `teratron pretrain gpt FLAGS...`"),
-    ("examples/pretrain_gpt.py", "Use `teratron pretrain gpt FLAGS...`"),
-    ("pretrain_bert.py", "Use `teratron pretrain bert FLAGS...`"),
     ("pretrain_vlm.py", "'vlm' is not a known model. Use one of: gpt"),
-    ("tools/preprocess_data.py", "Use `teratron preprocess FLAGS...`"),
+    ("train.py", "Use `teratron pretrain gpt FLAGS...`"),
     ("torchrun", "Use `teratron launch --nproc-per-node N -- pretrain gpt FLAGS...`"),
     ("pretain", "Did you mean pretrain?"),
 ])

@@ -2,6 +2,7 @@
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/run_job.h"
+#include "teratron/cli/train/run_clm.h"
 #include "teratron/tasks/training_texts.h"
 #include "teratron/train/loop/pretrain.h"
 
@@ -25,7 +26,8 @@ int pretrain_command(std::span<const std::string> args, const Registry& registry
     return 0;
   }
   const Family& family = find_family(args.empty() ? "" : args[0], registry.families);
-  return run_job(args.subspan(1), {family, registry},
+  const std::vector<std::string> flags = run_clm_as_ours(args.subspan(1), {family, registry});
+  return run_job(flags, {family, registry},
                  [&](const ParsedArguments& parsed, World& world, const StopSignals& signals) {
                    return pretrain(parsed, world, signals, {family, registry}, make_text_sampler);
                  });

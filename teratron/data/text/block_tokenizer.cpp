@@ -27,17 +27,25 @@ struct LineError {
 class BlockTokenizer {
  public:
   BlockTokenizer(const PreprocessOptions& options, const Tokenizer& tokenizer, TokenizedBlock& result)
-      : options_(options), tokenizer_(tokenizer), result_(result) {}
+      : options_(options),
+        tokenizer_(tokenizer),
+        result_(result),
+        is_text_(is_plain_text(options.inputs[result.file])) {}
 
   /// At least SIMDJSON_PADDING readable bytes follow `line`.
   void add_line(std::string_view line, int64_t number) {
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) {
+    const bool is_blank = line.find_first_not_of(" \t\r") == std::string_view::npos;
+    if (is_blank && !(is_text_ && options_.blocks.size > 0)) {
       ++result_.blank_lines;
       return;
     }
     Marks marks = mark();
     try {
-      add_object(line);
+      if (is_text_) {
+        add_row(line, is_blank);
+      } else {
+        add_object(line);
+      }
     } catch (const LineError& error) {
       roll_back(marks);
       result_.bad.push_back({number, error.what});
@@ -63,6 +71,20 @@ class BlockTokenizer {
       result_.keys[i].tokens.resize(marks[i].tokens);
       result_.keys[i].sequence_lengths.resize(marks[i].sequences);
       result_.keys[i].document_sequences.resize(marks[i].documents);
+    }
+  }
+
+  // A line of a text, before its line break.
+  void add_row(std::string_view line, bool is_blank) {
+    if (!simdjson::validate_utf8(line.data(), line.size())) throw LineError{"not UTF-8"};
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    std::string text(line);
+    if (!options_.blocks.drop_line_breaks) text += '\n';
+    if (is_blank && options_.blocks.drop_blank_rows) text.clear();
+    for (TokenizedKey& key : result_.keys) {
+      const size_t first_sequence = key.sequence_lengths.size();
+      add_text(text, key);
+      end_document(first_sequence, key);
     }
   }
 
@@ -117,6 +139,10 @@ class BlockTokenizer {
     } else {
       throw LineError{fmt::format("\"{}\" is not a string", printable(name))};
     }
+    end_document(first_sequence, key);
+  }
+
+  void end_document(size_t first_sequence, TokenizedKey& key) {
     if (options_.append_eod && key.sequence_lengths.size() > first_sequence) {
       key.tokens.push_back(*tokenizer_.special().eod);
       ++key.sequence_lengths.back();
@@ -152,6 +178,7 @@ class BlockTokenizer {
   const PreprocessOptions& options_;
   const Tokenizer& tokenizer_;
   TokenizedBlock& result_;
+  bool is_text_;
   simdjson::dom::parser parser_;
   bool lone_surrogates_ =
       false;  // the line was rewritten by to_strict_json: texts may contain kLoneSurrogate

@@ -1,4 +1,4 @@
-// Tokenizes one block of JSON lines.
+// Tokenizes one block of JSON lines, or of lines of a text.
 #pragma once
 
 #include <cstdint>

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -49,6 +50,40 @@ void remove_leftovers(const fs::path& prefix) {
   }
 }
 
+/// Cuts the tokens of rows into blocks.
+class BlockCutter {
+ public:
+  BlockCutter(const BlockOptions& options, IndexedDatasetBuilder& builder)
+      : options_(options), builder_(builder) {}
+
+  void add_row(std::span<const int32_t> tokens) {
+    const int64_t row = rows_++;
+    if (row < options_.first_row || row >= options_.end_row) return;
+    tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+    if ((row - options_.first_row + 1) % rows_of_group == 0) cut();
+  }
+
+  /// The blocks of all rows since the last call; the rest is dropped.
+  void cut() {
+    const auto size = static_cast<size_t>(options_.size);
+    for (std::span<const int32_t> left = tokens_; left.size() >= size; left = left.subspan(size)) {
+      builder_.add_sequence(left.first(size));
+      builder_.end_document();
+      ++blocks_;
+    }
+    tokens_.clear();
+  }
+
+  int64_t blocks() const { return blocks_; }
+
+ private:
+  static constexpr int64_t rows_of_group = 1000;  // datasets.map()'s batch_size
+  const BlockOptions& options_;
+  IndexedDatasetBuilder& builder_;
+  std::vector<int32_t> tokens_;
+  int64_t rows_ = 0, blocks_ = 0;
+};
+
 /// The outputs of one key: one builder per partition.
 class KeyWriter {
  public:
@@ -64,8 +99,10 @@ class KeyWriter {
     for (int i = 0; i < options.partitions; ++i) {
       parts_.push_back(std::make_unique<IndexedDatasetBuilder>(part_prefix(i), dtype, format));
     }
+    if (options.blocks.size > 0) cutter_.emplace(options.blocks, *parts_.front());
   }
   ~KeyWriter() {
+    cutter_.reset();
     parts_.clear();
     std::error_code ignored;
     if (options_.partitions > 1) fs::remove_all(folder_, ignored);
@@ -75,6 +112,7 @@ class KeyWriter {
 
   /// `first_document` counts the documents before this block.
   void add(const TokenizedKey& key, int64_t first_document) {
+    if (cutter_) return add_rows(key);
     auto tokens = std::span(key.tokens);
     auto lengths = std::span(key.sequence_lengths);
     for (size_t i = 0; i < key.document_sequences.size(); ++i) {
@@ -93,6 +131,11 @@ class KeyWriter {
   }
 
   void finalize() {
+    if (cutter_) {
+      cutter_->cut();
+      sequences_ = cutter_->blocks();
+      tokens_ = sequences_ * options_.blocks.size;
+    }
     for (auto& part : parts_) part->finalize();
     if (parts_.size() == 1) return;
     IndexedDatasetBuilder whole(prefix_, dtype_, options_.format);
@@ -105,6 +148,19 @@ class KeyWriter {
   int64_t tokens() const { return tokens_; }
 
  private:
+  void add_rows(const TokenizedKey& key) {
+    auto tokens = std::span(key.tokens);
+    auto lengths = std::span(key.sequence_lengths);
+    for (const int32_t sequences : key.document_sequences) {
+      const auto count = static_cast<size_t>(sequences);
+      size_t size = 0;
+      for (const int32_t length : lengths.first(count)) size += static_cast<size_t>(length);
+      cutter_->add_row(tokens.first(size));
+      tokens = tokens.subspan(size);
+      lengths = lengths.subspan(count);
+    }
+  }
+
   std::string part_prefix(int i) const {
     return options_.partitions == 1 ? prefix_ : fmt::format("{}/{}", folder_, i);
   }
@@ -115,6 +171,7 @@ class KeyWriter {
   Dtype dtype_;
   std::string folder_;
   std::vector<std::unique_ptr<IndexedDatasetBuilder>> parts_;
+  std::optional<BlockCutter> cutter_;  // with --block-size
   int64_t sequences_ = 0;
   int64_t tokens_ = 0;
 };
@@ -173,6 +230,7 @@ int64_t total_bytes(const std::vector<std::string>& inputs) {
 
 void check(const PreprocessOptions& options, const Tokenizer& tokenizer) {
   TERATRON_ASSERT(!options.inputs.empty() && !options.json_keys.empty() && options.partitions > 0);
+  TERATRON_ASSERT(options.blocks.size == 0 || options.partitions == 1, "blocks are cut in order");
   if (options.append_eod && !tokenizer.special().eod) {
     throw config_error({.what = "the tokenizer has no end-of-document token",
                         .where = "--append-eod",
@@ -181,6 +239,13 @@ void check(const PreprocessOptions& options, const Tokenizer& tokenizer) {
 }
 
 }  // namespace
+
+bool is_plain_text(std::string_view path) {
+  for (const std::string_view compressed : {".gz", ".xz", ".zst"}) {
+    if (path.ends_with(compressed)) path.remove_suffix(compressed.size());
+  }
+  return path.ends_with(".txt") || path.ends_with(".text") || path.ends_with(".raw");
+}
 
 PreprocessResult preprocess(const PreprocessOptions& options, const Tokenizer& tokenizer) {
   check(options, tokenizer);

@@ -1,4 +1,7 @@
-// JSON lines to indexed datasets: Megatron-LM's tools/preprocess_data.py.
+// JSON lines or plain text to indexed datasets: Megatron-LM's tools/preprocess_data.py.
+//
+// In a plain-text file (its name ends in .txt, .text or .raw) each line that is not blank is a document, with
+// its line break, under every key.
 //
 // Each line is an object; the text under each requested key is tokenized and written to
 // `<output prefix>_<key>_<document|sentence>.bin/.idx`. A text is a string (one sequence)
@@ -16,6 +19,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -24,6 +28,15 @@
 namespace teratron {
 
 class Tokenizer;
+
+/// Blocks of tokens as Hugging Face's run_clm makes them: the tokens of each 1,000 rows (documents, blank
+/// lines of a text too) are concatenated and cut, and what is left over is dropped. A block is a document.
+struct BlockOptions {
+  int64_t size = 0;                                                      // tokens; 0: no blocks
+  int64_t first_row = 0, end_row = std::numeric_limits<int64_t>::max();  // those that are read
+  bool drop_blank_rows = false;  // blank lines of a text have no tokens, as in WikiText's dataset
+  bool drop_line_breaks = false;
+};
 
 /// Splits a text into sentences.
 using SentenceSplitter = std::function<std::vector<std::string>(std::string_view text)>;
@@ -43,6 +56,7 @@ struct PreprocessOptions {
   bool split_sentences = false;       // output level "sentence"; strings need a splitter
   SentenceSplitter splitter;          // may be empty
   bool drop_empty_documents = false;  // as in Megatron-LM 2.6
+  BlockOptions blocks;
   IndexFormat format = IndexFormat::mmap;
   int workers = 1;
   /// Lines are assigned round-robin to this many partitions, which are then concatenated: Megatron-LM's
@@ -63,6 +77,9 @@ struct PreprocessResult {
   std::vector<int64_t> sequences, tokens;  // per key
   std::vector<std::string> prefixes;       // per key, of the files written
 };
+
+/// Whether the name is that of a plain-text file, possibly compressed.
+bool is_plain_text(std::string_view path);
 
 /// Throws UserError(data) naming file:line for the first bad line beyond max_bad: invalid JSON or UTF-8, a
 /// missing key, wrong type, too long, ids outside the element type. Throws UserError(config) if `append_eod`

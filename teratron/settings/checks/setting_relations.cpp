@@ -136,10 +136,9 @@ constexpr Rule rules[] = {
     {"profile_step_end", greater_than, "profile_step_start", {}, "--profile"},
     // Training length and learning rate
     {"--train-samples", excludes, "--train-iters"},
-    {"--num-train-epochs", excludes, "--train-iters or --train-samples"},
+    {"--num-train-epochs", excludes, "--train-samples"},
     {"--num-train-epochs", excludes, "--rampup-batch-size or --step-batch-size-schedule", "Epochs count steps of one size"},
-    {"--step-batch-size-schedule", excludes, "--global-batch-size or --num-micro-batches or --rampup-batch-size", "It holds every batch size"},
-    {"--rampup-batch-size", excludes, "--train-iters", "A ramp-up counts in samples: give --train-samples, and the learning rate's lengths in samples"},
+    {"--step-batch-size-schedule", excludes, "--num-micro-batches or --rampup-batch-size", "It holds every batch size"},
     {"--lr-decay-iters", excludes, "--train-samples", "Use --lr-decay-samples"},
     {"--lr-warmup-iters", excludes, "--train-samples", "Use --lr-warmup-samples"},
     {"--lr-wsd-decay-iters", excludes, "--train-samples", "Use --lr-wsd-decay-samples"},

@@ -50,8 +50,11 @@ bool derive_scheduled_batch(Validation& v) {
           steps, {.micro_batch_size = *a.micro_batch_size, .data_parallel_size = *a.data_parallel_size})
           .require_divisible();
     }
-    if (!v.chosen("global_batch_size"))
-      v.derive("global_batch_size", a.global_batch_size, steps.back().global_batch_size);
+    if (v.chosen("global_batch_size"))
+      v.note(fmt::format(
+          "--global-batch-size {} has no effect: --step-batch-size-schedule holds every batch size",
+          *a.global_batch_size));
+    v.derive("global_batch_size", a.global_batch_size, steps.back().global_batch_size);
     return true;
   } catch (const UserError& error) {
     for (const Problem& problem : error.problems())
@@ -166,6 +169,11 @@ void check_batch(Validation& v) {
   }
   check_batch_ramp(v, *samples);
   check_length(v);
+  if (!a.rampup_batch_size.empty() && a.train_iters)
+    v.note(
+        "--rampup-batch-size with --train-iters, which Megatron-LM refuses: iterations count, and the "
+        "learning "
+        "rate's lengths are the samples of so many iterations");
 }
 
 void check_schedule(Validation& v) {

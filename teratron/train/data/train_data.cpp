@@ -65,7 +65,8 @@ int64_t samples_after(int64_t consumed, std::array<int64_t, 3> factors, const ch
 // All that are consumed after this many steps more.
 int64_t train_samples(const Arguments& args, int64_t consumed, int64_t iterations) {
   if (args.train_samples) return *args.train_samples;
-  if (args.step_batch_size_schedule) return batch_schedule(args).consumed_after(iterations, consumed);
+  if (args.step_batch_size_schedule || !args.rampup_batch_size.empty())
+    return batch_schedule(args).consumed_after(iterations, consumed);
   return samples_after(consumed, {iterations, args.global_batch_size.value(), 1}, "train");
 }
 
@@ -112,12 +113,15 @@ SplitSamples split_samples(const Arguments& args, const TrainProgress& progress)
           samples_after(0, {1, args.eval_iters, batch}, "test")};
 }
 
-Arguments with_epochs(const TrainContext& context, const Family& family,
-                      std::shared_ptr<const ResizableDataset>& epoch) {
+Arguments with_epochs(const TrainContext& context, const Family& family, TrainEpoch& epoch) {
   const Arguments& args = context.args;
   if (!args.num_train_epochs) return args;
   Arguments resolved = args;
-  const int64_t per_epoch = samples_per_epoch(context, family, epoch);
+  const int64_t per_epoch = samples_per_epoch(context, family, epoch.data);
+  if (args.train_iters) {
+    epoch.steps = static_cast<double>(per_epoch) / static_cast<double>(*args.global_batch_size);
+    return args;
+  }
   int64_t samples = 0;
   if (__builtin_mul_overflow(per_epoch, *args.num_train_epochs, &samples) ||
       samples < *args.global_batch_size) {

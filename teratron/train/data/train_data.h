@@ -66,9 +66,15 @@ class TrainData {
   int64_t whole_valid_samples_ = 0;
 };
 
-/// Converts --num-train-epochs to train_iters; others are unchanged. Builds the training data: `epoch` keeps
-/// what TrainData need not build again. Collective.
-Arguments with_epochs(const TrainContext& context, const Family& family,
-                      std::shared_ptr<const ResizableDataset>& epoch);
+/// An epoch of --num-train-epochs.
+struct TrainEpoch {
+  std::shared_ptr<const ResizableDataset> data =
+      nullptr;         // of the train split; TrainData need not build it again
+  double steps = 0.0;  // with --train-iters, which then is the length; 0: the epochs are the length
+};
+
+/// Converts --num-train-epochs to train_iters, unless these are given; others are unchanged. Builds the
+/// training data. Collective.
+Arguments with_epochs(const TrainContext& context, const Family& family, TrainEpoch& epoch);
 
 }  // namespace teratron

@@ -152,7 +152,7 @@ OptimizerParamScheduler lr_scheduler(const Arguments& args) {
       .end_weight_decay = args.end_weight_decay.value_or(args.weight_decay),
       .weight_decay_style = weight_decay_style_from_name(args.weight_decay_incr_style).value()};
   std::function<int64_t(int64_t)> samples_of;
-  if (args.step_batch_size_schedule) {
+  if (args.step_batch_size_schedule || !args.rampup_batch_size.empty()) {
     samples_of = [batches = batch_schedule(args)](int64_t iterations) {
       return batches.consumed_after(iterations);
     };

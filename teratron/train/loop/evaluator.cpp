@@ -24,9 +24,14 @@ double seconds_since(Clock::time_point begin) {
 
 int64_t Evaluator::epochs_after(int64_t iterations) const {
   const std::optional<int64_t>& epochs = trainer_.args().num_train_epochs;
-  if (!epochs || trainer_.train_iters() == 0) return 0;
-  return static_cast<int64_t>(static_cast<double>(iterations) * static_cast<double>(*epochs) /
-                              static_cast<double>(trainer_.train_iters()));
+  const int64_t last = trainer_.train_iters();
+  if (!epochs || last == 0) return 0;
+  const double given = trainer_.epoch().steps;
+  const double steps = given > 0.0 ? given : static_cast<double>(last) / static_cast<double>(*epochs);
+  constexpr double rounding = 1e-9;
+  const double complete = static_cast<double>(iterations) / steps;
+  // The last epoch ends with the training, complete or not.
+  return static_cast<int64_t>(iterations >= last ? std::ceil(complete - rounding) : complete + rounding);
 }
 
 bool Evaluator::at_epoch_end() const {

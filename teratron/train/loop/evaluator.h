@@ -27,7 +27,7 @@ class Evaluator {
  private:
   std::optional<StepResult> in_parts(Split split, bool whole);
   void log(EvalMetrics metrics, const StepResult& result);
-  /// The epochs that are complete after so many steps.
+  /// The epochs that are complete, or end with the training, after so many steps.
   int64_t epochs_after(int64_t iterations) const;
 
   Trainer& trainer_;
