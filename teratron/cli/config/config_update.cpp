@@ -1,4 +1,4 @@
-#include "teratron/cli/config_update.h"
+#include "teratron/cli/config/config_update.h"
 
 #include <filesystem>
 #include <set>
@@ -7,7 +7,7 @@
 #include "teratron/base/config/config.h"
 #include "teratron/base/config/yaml.h"
 #include "teratron/base/strings.h"
-#include "teratron/cli/config_wizard.h"
+#include "teratron/cli/config/config_wizard.h"
 
 namespace teratron {
 

@@ -5,9 +5,9 @@
 
 #include "teratron/base/config/yaml.h"
 #include "teratron/base/file.h"
-#include "teratron/cli/config_layout.h"
-#include "teratron/cli/config_update.h"
-#include "teratron/cli/config_wizard.h"
+#include "teratron/cli/config/config_layout.h"
+#include "teratron/cli/config/config_update.h"
+#include "teratron/cli/config/config_wizard.h"
 #include "teratron/settings/arguments.h"
 
 namespace teratron {

@@ -1,4 +1,4 @@
-#include "teratron/cli/config_wizard.h"
+#include "teratron/cli/config/config_wizard.h"
 
 #include <algorithm>
 #include <charconv>

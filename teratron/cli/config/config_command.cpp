@@ -7,9 +7,9 @@
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
-#include "teratron/cli/config_layout.h"
-#include "teratron/cli/config_update.h"
-#include "teratron/cli/config_wizard.h"
+#include "teratron/cli/config/config_layout.h"
+#include "teratron/cli/config/config_update.h"
+#include "teratron/cli/config/config_wizard.h"
 #include "teratron/cli/plan_flags.h"
 #include "teratron/device/device.h"
 

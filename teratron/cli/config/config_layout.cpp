@@ -1,4 +1,4 @@
-#include "teratron/cli/config_layout.h"
+#include "teratron/cli/config/config_layout.h"
 
 #include <algorithm>
 #include <utility>
