@@ -24,6 +24,8 @@ using namespace teratron;
 
 namespace {
 
+std::vector<BranchOptions> recurrent_branches(const TransformerConfig& config, int64_t layer);
+
 struct Config {
   Config(const ReverseSettings& own, const Arguments& args, int64_t vocabulary)
       : settings(own), decoder(gpt_config(args, vocabulary)), encoder(decoder) {
@@ -31,6 +33,7 @@ struct Config {
     encoder.mask = Mask::full;
     encoder.first_dropout_site = uint64_t{1} << 32U;
     decoder.cross_attention = true;
+    decoder.branches = recurrent_branches;
   }
   ReverseSettings settings;
   GPTConfig decoder;
@@ -103,10 +106,9 @@ std::vector<Operator> recurrence_operators(const std::string& name, const RankSi
           row_operator(name + ".linear_proj", sizes, channels, sizes.batch.fp8)};
 }
 
-// The decoder has a recurrence in place of self-attention.
-std::vector<BranchOptions> branches(const TransformerConfig& config, int64_t layer) {
+// A recurrence in place of self-attention.
+std::vector<BranchOptions> recurrent_branches(const TransformerConfig& config, int64_t layer) {
   std::vector<BranchOptions> all = transformer_branches(config, layer);
-  if (!config.cross_attention) return all;
   all[0].mixer = mixer_factory<GatedRecurrence>(config.hidden, weight_init(config));
   all[0].operators = recurrence_operators;
   return all;
@@ -158,7 +160,7 @@ class Reverser : public Model {
       positions_ = features("position_features", gpt.max_positions);
     const auto stack = [&](const char* name, const TransformerConfig& own, const LayerRange& layers) {
       return std::make_unique<LayerStack>(root / name / "layers", own, layers, parallel_,
-                                          transformer_layers(own, parallel_, branches));
+                                          transformer_layers(own, parallel_, part.mesh));
     };
     encoder_ = stack("encoder", config.encoder, here_.encoder);
     if (here_.ends_encoder)
@@ -257,9 +259,8 @@ std::vector<Operator> stage_operators(const Config& config, const RankBatch& bat
                       {.layers = here.encoder, .received = !here.embeds_source, .ends = here.ends_encoder});
   const RankSizes words({.width = width}, target), sum({.width = width}, sums);
   if (here.embeds_target) all.push_back(embedding_operator(words));
-  const auto layers = transformer_operators(config.decoder, branches);
   append(all, stack_operators("decoder", config.decoder, target,
-                              {here.decoder, !here.embeds_target, layers, /*ends=*/here.head}));
+                              {.layers = here.decoder, .received = !here.embeds_target, .ends = here.head}));
   if (!here.head) return all;
   append(all, output_layer_operators({.width = width, .columns = config.decoder.padded_vocabulary}, words));
   all.push_back(gemm_operator("classifier", sum, as_real(width), as_real(kinds)));

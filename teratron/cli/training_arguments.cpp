@@ -15,31 +15,7 @@ namespace teratron {
 namespace {
 
 std::vector<Field> extra_fields(const JobModel& model) {
-  return joined(model.family.fields, model.registry.fields);
-}
-
-bool refuses(const Family& family, const Field& field, const std::string& choice) {
-  Arguments args;
-  set_value(field, choice, &args);
-  std::vector<Problem> problems;
-  family.check(args, problems);
-  return std::ranges::find(problems, flag_of(field.name), &Problem::where) != problems.end();
-}
-
-// The rows of which the family's check takes some choices alone, with these, which `texts` holds.
-std::vector<Field> narrowed_fields(const Family& family, std::deque<std::string>& texts) {
-  std::vector<Field> fields;
-  if (!family.check) return fields;
-  for (const Field& field : arguments_schema().fields()) {
-    if (is_list(field.type) || field.traits.choices.empty()) continue;
-    std::vector<std::string> choices = split(field.traits.choices, '|');
-    const size_t refused =
-        std::erase_if(choices, [&](const std::string& choice) { return refuses(family, field, choice); });
-    if (refused == 0 || choices.empty()) continue;  // none of them: it is refused for another reason
-    fields.push_back(field);
-    fields.back().traits.choices = texts.emplace_back(fmt::format("{}", fmt::join(choices, "|")));
-  }
-  return fields;
+  return joined({model.family.fields.begin(), model.family.fields.end()}, model.registry.fields);
 }
 
 std::vector<ArgsDefault> args_defaults(const JobModel& model) {
@@ -47,6 +23,49 @@ std::vector<ArgsDefault> args_defaults(const JobModel& model) {
   const std::vector<ArgsDefault>& programs = model.registry.args_defaults;
   defaults.insert(defaults.end(), programs.begin(), programs.end());
   return defaults;
+}
+
+Arguments default_arguments(const JobModel& model) {
+  Arguments args;
+  for (const auto& [name, text] : args_defaults(model)) {
+    const Schema::Target* const target = arguments_schema().find(name);
+    if (!target || !target->field) continue;
+    Problem problem;
+    const std::string words[] = {std::string(text)};
+    const Value value = parse_value(*target->field, words, problem);
+    if (problem.what.empty()) set_value(*target->field, value, &args);
+  }
+  return args;
+}
+
+// A check may throw where it needs settings that only a training has.
+bool refuses(const Family& family, Arguments args, const Field& field, const std::string& choice) {
+  set_value(field, choice, &args);
+  std::vector<Problem> problems;
+  try {
+    family.check(args, problems);
+  } catch (const std::exception&) {
+    return false;
+  }
+  return std::ranges::find(problems, flag_of(field.name), &Problem::where) != problems.end();
+}
+
+// The rows of which the family's check takes some choices alone, with these, which `texts` holds.
+std::vector<Field> narrowed_fields(const JobModel& model, std::deque<std::string>& texts) {
+  std::vector<Field> fields;
+  const Family& family = model.family;
+  if (!family.check) return fields;
+  const Arguments defaults = default_arguments(model);
+  for (const Field& field : arguments_schema().fields()) {
+    if (is_list(field.type) || field.traits.choices.empty()) continue;
+    std::vector<std::string> choices = split(field.traits.choices, '|');
+    const size_t refused = std::erase_if(
+        choices, [&](const std::string& choice) { return refuses(family, defaults, field, choice); });
+    if (refused == 0 || choices.empty()) continue;  // none of them: it is refused for another reason
+    fields.push_back(field);
+    fields.back().traits.choices = texts.emplace_back(fmt::format("{}", fmt::join(choices, "|")));
+  }
+  return fields;
 }
 
 // The rank, alpha and targets of --lora.
@@ -71,8 +90,24 @@ void use_adapter_config(ParsedArguments& parsed) {
   parsed.sources["lora_dropout"] = *args.lora;
 }
 
-void add_settings(ParsedArguments& parsed, const std::optional<SavedSettings>& saved) {
-  if (saved) use_checkpoint_args(parsed, *saved);
+// The family's own settings of the model that the user did not set.
+void use_family_settings(ParsedArguments& parsed, const SavedSettings& saved, const Family& family) {
+  std::vector<std::string> taken;
+  for (const std::string& name : read_family_settings(family, saved.config, saved.path, parsed.sources)) {
+    parsed.sources[name] = "checkpoint";
+    const auto field = std::ranges::find(family.fields, name, &Field::name);
+    taken.push_back(fmt::format("{}={}", name, printable(python_str(get_value(*field, nullptr)))));
+  }
+  if (taken.empty()) return;
+  parsed.notices.push_back(
+      fmt::format("taken from {}: {}", printable(saved.path, 4096), fmt::join(taken, " ")));
+}
+
+void add_settings(ParsedArguments& parsed, const std::optional<SavedSettings>& saved, const Family& family) {
+  if (saved) {
+    use_checkpoint_args(parsed, *saved);
+    use_family_settings(parsed, *saved, family);
+  }
   use_adapter_config(parsed);
 }
 
@@ -90,13 +125,13 @@ ParsedArguments flag_arguments(std::span<const std::string> args, const JobModel
 
 ParsedArguments given_arguments(std::span<const std::string> args, const JobModel& model) {
   ParsedArguments parsed = flag_arguments(args, model);
-  if (!parsed.help) add_settings(parsed, read_saved_settings(parsed.args));
+  if (!parsed.help) add_settings(parsed, read_saved_settings(parsed.args), model.family);
   return parsed;
 }
 
 void finish_arguments(ParsedArguments& parsed, const std::optional<SavedSettings>& saved, int64_t world_size,
                       const JobModel& model) {
-  add_settings(parsed, saved);
+  add_settings(parsed, saved, model.family);
   if (model.family.check) model.family.check(parsed.args, parsed.problems);
   validate_arguments(parsed, world_size);
 }
@@ -112,7 +147,7 @@ std::string training_help(std::string_view command, const JobModel& model) {
   const std::string usage = fmt::format("teratron {} [FLAGS]", command);
   const Program program = training_of(model.family);
   std::deque<std::string> choices;
-  const std::vector<Field> fields = joined(narrowed_fields(model.family, choices), extra_fields(model));
+  const std::vector<Field> fields = joined(narrowed_fields(model, choices), extra_fields(model));
   std::vector<ArgsDefault> defaults = args_defaults(model);
   defaults.insert(defaults.begin(), {"tokenizer_type", program.tokenizer_type});
   return arguments_help({usage, program.names}, fields, defaults);

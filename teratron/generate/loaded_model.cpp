@@ -1,5 +1,6 @@
 #include "teratron/generate/loaded_model.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -37,14 +38,21 @@ SavedModel saved_model(const CheckpointInfo& info, const Arguments& args) {
                           .fix = "Use a checkpoint that `teratron pretrain` or `teratron ckpt` wrote"});
 }
 
+// What the user gave of what the number of ranks follows from.
+std::string flag_of_ranks(const DividedSize& size, const Sources& given) {
+  const auto found =
+      std::ranges::find_if(size.settings, [&](const std::string& name) { return given.contains(name); });
+  return flag_of(found == size.settings.end() ? size.settings.front() : *found);
+}
+
 // The shapes of the shards are derived from these.
-void check_divisible(const Arguments& args) {
+void check_divisible(const Arguments& args, const Sources& given) {
   std::vector<Problem> problems;
-  for (const Validation::Divisible& size : divided_sizes(args)) {
+  for (const DividedSize& size : divided_sizes(args)) {
     if (size.value % size.divisor == 0) continue;
     problems.push_back(
         {fmt::format("{} = {} is not divisible by {} = {}", size.name, size.value, size.by, size.divisor),
-         flag_of(size.by), fmt::format("Use one of {}", divisors_text(size.value))});
+         flag_of_ranks(size, given), fmt::format("Use one of {}", divisors_text(size.value))});
   }
   if (args.expert_model_parallel_size > 1 && !args.num_experts)
     problems.push_back({"the model has no experts", "--expert-model-parallel-size", "Leave it out"});
@@ -240,7 +248,7 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
   loaded.args.expert_model_parallel_size = mesh.group(Axis::ep).size;
   loaded.args.expert_tensor_parallel_size = mesh.group(Axis::etp).size;
   const SavedModel saved = saved_model(loaded.checkpoint, loaded.args);
-  check_divisible(loaded.args);
+  check_divisible(loaded.args, given.sources);
   loaded.parameters = std::make_unique<ParameterSet>(
       ParameterSet::Options{.dtype = options.dtype, .device = options.device, .seed = 0});
   const Family& family = find_saved_family(saved.family, options.families);

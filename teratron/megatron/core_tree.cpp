@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "teratron/base/error.h"
+
 namespace teratron {
 
 namespace {
@@ -16,7 +18,9 @@ Rows in_core_order(const std::vector<MegatronRow>& rows) {
   Rows ordered;
   for (const MegatronRow& row : rows) {
     ordered.push_back(&row);
-    if (row.before_last) std::swap(ordered.back(), ordered[ordered.size() - 2]);
+    if (!row.before_previous) continue;
+    TERATRON_ASSERT(ordered.size() > 1, "no row comes before {}", row.ours);
+    std::swap(ordered.back(), ordered[ordered.size() - 2]);
   }
   return ordered;
 }
@@ -98,9 +102,17 @@ void CoreEntries::add_layer(const Rows& rows, const std::string& key, const std:
   }
 }
 
+// What is written below beside the rows of a layer is GPT's: other families need code of their own here.
+void check_shape(const MegatronModel& model) {
+  const auto is_of_output = [](const MegatronRow& row) { return row.ours.starts_with("output_layer."); };
+  TERATRON_ASSERT(model.stacks.size() == 1 && std::ranges::all_of(model.heads, is_of_output),
+                  "models of {} are not one stack and an output layer", model.family);
+}
+
 }  // namespace
 
 std::vector<MegatronEntry> core_entries(const WrittenModel& model, int64_t stage, int64_t expert_rank) {
+  check_shape(*model.model);
   CoreEntries entries(model, expert_rank);
   const int64_t stages = model.stages.stages, each = model.stages.layers[0] / stages;
   const MegatronStack& stack = model.model->stacks[0];

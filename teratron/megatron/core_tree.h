@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "teratron/megatron/legacy_tree.h"
+#include "teratron/megatron/written_model.h"
 
 namespace teratron {
 

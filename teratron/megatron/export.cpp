@@ -12,6 +12,7 @@
 #include "teratron/hf/byte_progress.h"
 #include "teratron/hf/float_convert.h"
 #include "teratron/megatron/core_tree.h"
+#include "teratron/megatron/legacy_tree.h"
 #include "teratron/megatron/saved_args.h"
 #include "teratron/models/family_formats.h"
 #include "teratron/pickle/torch_writer.h"

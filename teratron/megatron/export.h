@@ -9,7 +9,7 @@
 
 #include "teratron/base/dtype.h"
 #include "teratron/hf/convert.h"
-#include "teratron/megatron/legacy_tree.h"
+#include "teratron/megatron/written_model.h"
 
 namespace teratron {
 

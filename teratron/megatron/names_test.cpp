@@ -182,6 +182,19 @@ TEST(MegatronNameTest, TransformerEnginesLayersHaveFusedNormsAndGroupedExperts) 
   EXPECT_TRUE(has(MegatronNames::core, "decoder.layers.1.mlp.experts.local_experts.1.linear_fc2.weight"));
 }
 
+TEST(MegatronNameDeathTest, RefusesTablesThatTheCoreTreeCannotWrite) {
+  MegatronModel two = model_of(gpt);
+  two.stacks.push_back(two.stacks[0]);
+  const std::map<std::string, TensorInfo> tensors = tensors_with_experts(two);
+  const auto write = [&](const MegatronModel& model) {
+    core_entries({&model, MegatronNames::core, {.layers = {2}}, &tensors}, 0, 0);
+  };
+  EXPECT_DEATH(write(two), "models of gpt are not one stack and an output layer");
+  MegatronModel first = model_of(gpt);
+  first.stacks[0].layer[0].before_previous = true;
+  EXPECT_DEATH(write(first), "no row comes before input_layernorm");
+}
+
 TEST(MegatronNameTest, FindsTheNumberOfAnExpert) {
   const auto grouped = expert_number("decoder.layers.2.mlp.experts.linear_fc2.weight13");
   ASSERT_TRUE(grouped);

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/dtype.h"
-#include "teratron/megatron/legacy_tree.h"
+#include "teratron/megatron/written_model.h"
 #include "teratron/pickle/pickle_writer.h"
 #include "teratron/pickle/value.h"
 

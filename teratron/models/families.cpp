@@ -23,16 +23,25 @@ std::span<const Family> families() {
   return all;
 }
 
+FamilyField::FamilyField(const Field& field)
+    : Field(field),
+      initial(field.storage ? to_json(Schema({.fields = std::span(&field, 1)}), nullptr) : "{}") {}
+
 Program training_of(const Family& family) {
   Program program = family.settings;
-  ProgramNames all = {std::string(family.name)};
-  for (const Family& each : families()) all.emplace_back(each.name);
-  if (std::ranges::find_first_of(all, program.names) == all.end()) {
-    program.names = std::move(all);
-    program.names.emplace_back("training");
-  } else {
-    program.names.insert(program.names.begin(), all.front());
-  }
+  ProgramNames& names = program.names;
+  const auto add = [&names](std::string_view name) {
+    if (std::ranges::find(names, name) == names.end()) names.emplace_back(name);
+  };
+  std::erase(names, family.name);  // is the first
+  names.emplace(names.begin(), family.name);
+  const ProgramNames& chosen = family.settings.names;
+  const bool names_families = std::ranges::any_of(chosen, [&](const std::string& name) {
+    return name == family.name || std::ranges::find(families(), name, &Family::name) != families().end();
+  });
+  if (names_families) return program;
+  for (const Family& each : families()) add(each.name);
+  add("training");
   return program;
 }
 
@@ -104,18 +113,24 @@ std::string family_settings(const Family& family) {
   return to_json(Schema({.fields = fields}), nullptr);
 }
 
-void read_family_settings(const Family& family, const std::string& config, const std::string& where) {
+std::vector<std::string> read_family_settings(const Family& family, const std::string& config,
+                                              const std::string& where, const Sources& given) {
   using nlohmann::json;
   static std::mutex mutex;  // lint: allow(global-state): orders threads that write the values of one program
   const std::lock_guard lock(mutex);
   const json saved = json::parse(config), current = json::parse(family_settings(family));
+  std::vector<std::string> taken;
   json changed = json::object();  // the first thread writes, the others only read
-  for (const auto& [name, value] : current.items()) {
-    if (saved.contains(name) && saved[name] != value) changed[name] = saved[name];
+  for (const FamilyField& field : family.fields) {
+    if (!field.storage || given.contains(field.name)) continue;
+    const std::string name(field.name);
+    const json initial = json::parse(field.initial).at(name), value = saved.value(name, initial);
+    if (value != initial) taken.push_back(name);
+    if (value != current.at(name)) changed[name] = value;
   }
-  if (changed.empty()) return;
   const std::vector<Field> fields = own_fields(family);
-  from_json(Schema({.fields = fields}), changed.dump(), where, nullptr);
+  if (!changed.empty()) from_json(Schema({.fields = fields}), changed.dump(), where, nullptr);
+  return taken;
 }
 
 }  // namespace teratron

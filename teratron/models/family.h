@@ -33,13 +33,20 @@ DataSources data_sources(const DataRequest& request);
 /// Where the indices of the data are kept: --data-cache-path, else near the data or the run.
 IndexCache index_cache(const DataRequest& request);
 
+/// A flag of a family, with the default that its value holds when the family is made.
+struct FamilyField : Field {
+  FamilyField(const Field& field);  // NOLINT: a family lists fields
+  std::string initial;              // as a JSON object; "{}" of a row of the table
+};
+
 struct Family {
   std::string_view name;     // "gpt": of the command line, and in checkpoints
   std::string_view summary;  // one line for --help
-  /// Flags of a program's family (custom_field); those of a built-in family are rows of its flags.def.
-  std::vector<Field> fields = {};
+  /// Flags of a program's family (custom_field); those of a built-in family are rows of its flags.def. They
+  /// define the model: a resumed training must have those of its checkpoint. Others are Registry::fields.
+  std::vector<FamilyField> fields = {};
   /// Its settings. `names`: beside "training" the families, itself included, whose rows of arguments.def are
-  /// its flags. If it names none, those of all families are, as nobody knows which it reads.
+  /// its flags. If it names none, those of all families are besides, as nobody knows which it reads.
   Program settings = {};
   /// Defaults of a program's family for settings of the table; the program's (Registry) come before them.
   std::vector<ArgsDefault> args_defaults = {};
@@ -51,7 +58,7 @@ struct Family {
   std::function<Datasets(const DataRequest&)> datasets = nullptr;
   /// From which checkpoints besides its own it is finetuned.
   Finetuning finetunes = {};
-  bool generates = true;              // text, token by token; false: attention is not causal
+  bool generates = true;              // writes text, token by token
   bool learns_conversations = false;  // with --sft, as `teratron finetune NAME` trains it
   /// A head on its model, trained on labelled texts by `teratron finetune NAME --task`; null: none.
   Family (*classifier)() = nullptr;
@@ -72,8 +79,11 @@ const Family& find_saved_family(std::string_view name, std::span<const Family> m
 
 /// The flags that a program's family brings (Family::fields) and their values, as a JSON object.
 std::string family_settings(const Family& family);
-/// Gives these flags the values in the settings of a checkpoint, `config`. `where` names it in errors. Ranks
-/// that are threads share the values, and all may call it with one checkpoint.
-void read_family_settings(const Family& family, const std::string& config, const std::string& where);
+/// Gives these flags the values in the settings of a checkpoint, `config`, or their defaults where it has
+/// none, except those of `given`. Returns the names of those that get another value than their default.
+/// `where` names the checkpoint in errors. Ranks that are threads share the values, and all may call it with
+/// one checkpoint.
+std::vector<std::string> read_family_settings(const Family& family, const std::string& config,
+                                              const std::string& where, const Sources& given = {});
 
 }  // namespace teratron

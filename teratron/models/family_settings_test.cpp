@@ -75,8 +75,42 @@ TEST(FamilySettings, OfAnOwnFamilyHaveAnEffect) {
   EXPECT_EQ(notices({}), Notices());
   EXPECT_EQ(notices({"training"}), Notices());
   EXPECT_EQ(notices({"training", "gpt"}), Notices({"--mask-prob has no effect on own"}));
+  EXPECT_EQ(notices({"inference"}), Notices()) << "other programs are kept beside them";
   EXPECT_EQ(notices({"training", "own"}),
             Notices({"--mask-prob has no effect on own", "--scale-embeddings has no effect on own"}));
+}
+
+TEST(FamilySettings, OfAnOwnFamilyKeepItsPrograms) {
+  const auto names = [](const ProgramNames& chosen) {
+    return training_of({.name = "own", .settings = {.names = chosen}}).names;
+  };
+  EXPECT_EQ(names({"training", "own"}), (ProgramNames{"own", "training"}));
+  const ProgramNames some = names({"inference"});
+  EXPECT_EQ(some[0], "own");
+  for (const char* name : {"inference", "gpt", "bert", "t5", "training"})
+    EXPECT_EQ(std::ranges::count(some, name), 1) << name;
+}
+
+/// A flag that a checkpoint lacks has its default, not the value of a checkpoint read before.
+TEST(FamilySettings, AreReadFromEachCheckpointAnew) {
+  int64_t kinds = 2, layers = 3;
+  const auto field = [](std::string_view name, int64_t* value) {
+    return bound_field(name, value, "of a model", {.min = 1});
+  };
+  const Family own{.name = "own", .fields = {field("kinds", &kinds), field("own_layers", &layers)}};
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(read_family_settings(own, R"({"kinds":5,"own_layers":7,"hidden_size":8})", "first"),
+            (Names{"kinds", "own_layers"}));
+  EXPECT_EQ(read_family_settings(own, R"({"own_layers":3})", "second"), Names());
+  EXPECT_EQ(kinds, 2);
+  EXPECT_EQ(layers, 3);
+  layers = 4;  // the user's
+  EXPECT_EQ(
+      read_family_settings(own, R"({"kinds":5,"own_layers":7})", "third", {{"own_layers", "--own-layers"}}),
+      Names{"kinds"});
+  EXPECT_EQ(kinds, 5);
+  EXPECT_EQ(layers, 4);
+  EXPECT_THROW(read_family_settings(own, R"({"kinds":0})", "fourth"), UserError);
 }
 
 TEST(FamilySettings, HelpListsWhatAProgramUses) {

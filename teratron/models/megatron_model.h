@@ -19,7 +19,7 @@ struct MegatronRow {
   std::string_view setting = {};             // is true if the model has the tensor
   /// In a fused module of Transformer Engine: read, and written where a layer has the module.
   std::string_view fused = {};
-  bool before_last = false;  // Megatron-Core saves it before the row above
+  bool before_previous = false;  // Megatron-Core saves it before the row above
 };
 
 /// A stack of layers, whose rows follow "layers.N." in the order in which Megatron-LM saves them.

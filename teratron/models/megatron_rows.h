@@ -29,7 +29,7 @@ inline const std::vector<MegatronRow> attention = {
      .legacy = "self_attention.dense.",
      .other = {"attention.dense.", "self_attention.proj."},
      .linear = true,
-     .before_last = true},
+     .before_previous = true},
     {"self_attention.q_layernorm.", "", {"self_attention.q_norm."}},
     {"self_attention.k_layernorm.", "", {"self_attention.k_norm."}}};
 

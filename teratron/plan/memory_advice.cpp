@@ -23,7 +23,16 @@ struct Advised {
   ModelPlan model;
 };
 
-// Whether the family's model can be divided so.
+size_t broken_rules(Arguments args) {
+  Sources unknown;
+  std::vector<std::string> notices;
+  Validation validation{args, unknown, notices};
+  check_rules(validation);
+  return validation.problems.size();
+}
+
+// Whether the family's model can be divided so. Derived values count as the user's here, so that some rules
+// on them are broken already.
 bool is_possible(const Advised& now, const Arguments& changed) {
   std::vector<Problem> problems;
   if (now.family.check) now.family.check(changed, problems);
@@ -32,9 +41,7 @@ bool is_possible(const Advised& now, const Arguments& changed) {
   } catch (const UserError&) {
     return false;
   }
-  return problems.empty() && std::ranges::all_of(divided_sizes(changed), [](const auto& size) {
-           return size.value % size.divisor == 0;
-         });
+  return problems.empty() && broken_rules(changed) <= broken_rules(now.args);
 }
 
 // Twice the present tensor, pipeline and context parallel sizes, where the model can be divided so.
@@ -55,10 +62,7 @@ std::vector<Change> larger_parallel_sizes(const Advised& now) {
                        !a.num_layers_per_virtual_pipeline_stage &&
                        !a.account_for_embedding_in_pipeline_split && !a.account_for_loss_in_pipeline_split;
   if (is_even) add("pipeline_model_parallel_size", &Arguments::pipeline_model_parallel_size);
-  const int64_t chunks =
-      4 * a.context_parallel_size * (a.sequence_parallel ? a.tensor_model_parallel_size : 1);
-  if (a.cp_comm_type == std::vector<std::string>{"p2p"} && !a.window_size && a.seq_length &&
-      *a.seq_length % chunks == 0)
+  if (a.cp_comm_type == std::vector<std::string>{"p2p"} && !a.window_size && a.seq_length)
     add("context_parallel_size", &Arguments::context_parallel_size);
   return changes;
 }

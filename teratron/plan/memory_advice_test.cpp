@@ -55,6 +55,25 @@ TEST(MemoryAdvice, FollowsTheChecksOfAFamily) {
   EXPECT_TRUE(advises("--pipeline-model-parallel-size 2"));
 }
 
+/// A larger size that validation refuses is not advised, here for settings that are no sizes of the model.
+TEST(MemoryAdvice, FollowsTheRulesOfSettings) {
+  const auto advises_tensor_parallel = [](const Args& more, int64_t ranks) {
+    Args flags = {"--hidden-size", "512", "--micro-batch-size", "1", "--bf16", "--vocab-size", "10000"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    return std::ranges::any_of(advice_for(flags, ranks), [](const std::string& line) {
+      return line.starts_with("--tensor-model-parallel-size");
+    });
+  };
+  EXPECT_TRUE(advises_tensor_parallel({"--padded-vocab-size", "10002"}, 1));
+  EXPECT_FALSE(advises_tensor_parallel({"--padded-vocab-size", "10001"}, 1));
+  const auto with_length = [](const std::string& length) {
+    return Args{"--tp", "2", "--sequence-parallel", "--seq-length", length, "--position-embedding-type",
+                "rope"};
+  };
+  EXPECT_TRUE(advises_tensor_parallel(with_length("32"), 2));
+  EXPECT_FALSE(advises_tensor_parallel(with_length("30"), 2));
+}
+
 // The number of GiB in the text is that of a run with the flags.
 TEST(MemoryAdvice, StatesItsEffect) {
   const Args flags = {"--micro-batch-size", "64", "--vocab-size", "50000"};

@@ -28,24 +28,25 @@ TransformerConfig mixer_config(const MixerCase& c) {
           .query_groups = 4,
           .kv_channels = 16,
           .hidden_dropout = c.dropout,
-          .recompute = c.recompute};
+          .recompute = c.recompute,
+          .branches = c.branches};
 }
 
 // A norm between the two branches, and none elsewhere.
-std::vector<BranchOptions> two_sums(const TransformerConfig& config, int64_t layer) {
+std::vector<BranchOptions> two_sums(const TransformerConfig& config, int64_t /*layer*/) {
   BranchOptions one{.part = "left", .mixer = mixer_factory<DecayedSum>(config.hidden)};
   one.operators = decayed_sum_operators;
   BranchOptions two = one;
   one.output_norm = "middle_norm";
-  one.dropout_site = dropout_site(config, layer, own_sites);
+  one.dropout = own_sites;
   two.part = "linear_attn";
   two.norm = "right_norm";
-  two.dropout_site = dropout_site(config, layer, own_sites + 1);
+  two.dropout = own_sites + 1;
   return {one, two};
 }
 
 std::vector<MixerCase> mixer_cases() {
-  const auto all = [](LayerKind kind) { return branches_of(std::vector<LayerKind>(4, kind)); };
+  const auto all = [](LayerKind kind) { return mixed_branches(std::vector<LayerKind>(4, kind)); };
   using enum LayerKind;
   return {{"in place of attention", all(decayed_sum)},
           {"alone", all(lone_sum)},
@@ -57,7 +58,7 @@ std::vector<MixerCase> mixer_cases() {
           {"four norms", all(four_norms)},
           {"four norms with dropout", all(four_norms), 0.1},
           {"two mixers", two_sums, 0.1},
-          {"of several kinds", branches_of({lone_sum, attention, decayed_sum, four_norms})}};
+          {"of several kinds", mixed_branches({lone_sum, attention, decayed_sum, four_norms})}};
 }
 
 LayerContext mixer_context(const MixerCase& c) {
@@ -71,7 +72,7 @@ double allocated_by_mixers(const MixerCase& c, const LayerRange& layers, const T
   const TransformerConfig config = mixer_config(c);
   ParameterSet parameters({.dtype = at::kFloat, .seed = 3});
   LayerStack stack(Scope(parameters) / "layers", config, layers, parallel,
-                   transformer_layers(config, parallel, c.branches));
+                   transformer_layers(config, parallel, {}));
   const int64_t ranks = parallel.sequence_parallel ? parallel.group.size : 1;
   const at::Tensor x_SBH = at::randn({mixer_length / ranks, mixer_samples, config.hidden}).requires_grad_();
   const LayerContext given = mixer_context(c);  // its tensors are not counted
@@ -96,7 +97,7 @@ void expect_declared_by_mixers(const MixerCase& c, const LayerRange& layers, con
                         .gpu = false,
                         .tensor_parallel = parallel.group.size,
                         .sequence_parallel = parallel.sequence_parallel};
-  const StackPart part{.layers = layers, .operators = transformer_operators(config, c.branches)};
+  const StackPart part{.layers = layers};
   const double declared = activation_memory(stack_operators("decoder", config, batch, part)).saved;
   EXPECT_NEAR(declared / allocated_by_mixers(c, layers, parallel), 1.0, 0.01)
       << c.name << ", " << layers.count << " layers on " << parallel.group.size << " ranks, "
@@ -121,8 +122,7 @@ TEST(MixerOperators, SaveWhatTheirLayersSave) {
 TEST(MixerOperators, HaveTheNamesOfTheirBranches) {
   const MixerCase c{"", two_sums};
   std::string names;
-  for (const Operator& op : transformer_operators(mixer_config(c), c.branches)("layers.3", {}, 3))
-    names += op.name + " ";
+  for (const Operator& op : transformer_operators(mixer_config(c))("layers.3", {}, 3)) names += op.name + " ";
   EXPECT_EQ(names, "layers.3.left layers.3.middle_norm layers.3.right_norm layers.3.linear_attn ");
 }
 

@@ -177,18 +177,29 @@ double gradient_window_memory(const Arguments& a, double trainable) {
   return pushed ? groups * push_memory : 0.0;
 }
 
+/// Lengths of the sequences of hidden states, [S, B, width], which the stages exchange.
+std::set<int64_t> hidden_lengths(const ModelPlan& model) {
+  MicroBatch batch;
+  for (const Column& column : model.batch) {
+    const bool has_tokens = column.kind == Column::Kind::sequence || column.kind == Column::Kind::index;
+    if (has_tokens) batch.tensors.set(column.name, at::empty({column.shape.at(0), 1}, at::kMeta));
+  }
+  std::set<int64_t> lengths;
+  for (const Channel& channel : model.channels) {
+    const std::vector<int64_t> shape = channel.shape(batch, /*sequence_shards=*/1);
+    if (shape.size() == 3) lengths.insert(shape[0]);
+  }
+  return lengths;
+}
+
 /// Windows of sequence parallelism. Backward pushes input gradients. A row layer that is not in FP8 pushes
 /// its output while it computes it, into a window of the whole output's size. The window is kept, one for
 /// each length of sequences.
 double sequence_window_memory(const Arguments& a, const ModelPlan& model) {
   if (!tensor_parallel(a).sequence_parallel || !a.hidden_size) return 0.0;
   const double element = a.bf16 || a.fp16 ? 2.0 : 4.0;
-  std::set<int64_t> lengths;
-  for (const Column& column : model.batch) {
-    if (column.kind == Column::Kind::sequence) lengths.insert(column.shape.at(0));
-  }
   double received = 0.0;
-  for (const int64_t length : lengths) {
+  for (const int64_t length : hidden_lengths(model)) {
     const double output = element * static_cast<double>(*a.micro_batch_size * *a.hidden_size * length) /
                           static_cast<double>(a.context_parallel_size);
     if (output < static_cast<double>(a.tensor_model_parallel_size * min_push_bytes)) continue;

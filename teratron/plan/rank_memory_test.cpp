@@ -151,6 +151,16 @@ TEST(RankMemory, CountsTheWindowsOfSequenceParallelism) {
   EXPECT_NEAR(step - sample, windows + output * static_cast<double>(threshold), 1.0);
 }
 
+/// A column of another length that no hidden states have, as labels may be, needs no window.
+TEST(RankMemory, CountsTheWindowsOfTheLengthsOfHiddenStates) {
+  const Arguments args =
+      validated({"--bf16", "--tp", "2", "--sequence-parallel", "--micro-batch-size", "4096"}, 2).args;
+  ModelPlan plan = planned_model(args);
+  const double before = rank_memory(args, plan, 0).temporary;
+  plan.batch.push_back({.name = "summary", .shape = {2 * *args.seq_length}});
+  EXPECT_EQ(rank_memory(args, plan, 0).temporary, before);
+}
+
 /// A window for each block of keys and values on its way, of the next power of two.
 TEST(RankMemory, CountsTheWindowsOfContextParallelism) {
   const auto temporary = [](int64_t samples, int64_t ranks, const std::string& comm) {

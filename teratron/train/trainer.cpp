@@ -86,7 +86,7 @@ Trainer::Trainer(const Arguments& args, const Mesh& mesh, const JobModel& model)
   nan_policy_.emplace(args_, *engine_);
   std::string config = checkpoint_config(args_, family_, engine_->options());
   if (args_.save && is_first_rank()) config = with_identity(config, args_, own_run_ && own_run_->finetunes);
-  checkpointed_.emplace(args_, *engine_, state_, std::move(config));
+  checkpointed_.emplace(args_, *engine_, state_, family_, std::move(config));
   saver_.emplace(*checkpointed_);
   hf_output_.emplace(*checkpointed_, *saver_);
   if (args_.remove_padding == "always" && !removes_padding_ && is_first_rank())

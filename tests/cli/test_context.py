@@ -109,6 +109,10 @@ def test_logits_are_those_of_one_rank(tmp_path, one_rank):
     for name, logits in one.items():
         torch.testing.assert_close(four[name], logits, atol=1e-5, rtol=1e-5)
     message(teratron(*command, tmp_path / "out", "--context-parallel-size", "2", code=2), "--context-parallel-size", "1 rank")
+    three = ["launch", "--nproc-per-node", "3", "--log-dir", tmp_path / "logs", "--"]
+    message(teratron(*three, *command, tmp_path / "out", "--context-parallel-size", "3", "--cp-comm-type", "a2a", code=2),
+            "--context-parallel-size", "num_attention_heads = 8 is not divisible by context_parallel_size * tensor_model_parallel_size = 3",
+            "1, 2, 4, 8")
     message(teratron(*start, "generate", "--load", folder, "--prompt", "1 2", "--device", "cpu", "--context-parallel-size", "2", code=2),
             "--context-parallel-size", "only training")
 

@@ -200,6 +200,9 @@ def test_bad_layouts_of_generation(checkpoint, tmp_path):
     message(refused(6, "--tp", "3", "--ep", "2"), "do not divide each other")
     message(refused(4, "--pp", "2", "--ep", "4", "--tp", "1"), "a stage has 2", "--nproc-per-node 8")
     message(refused(5, "--tp", "1", "--ep", "1", "--etp", "5"), "moe_ffn_hidden_size = 24", "--expert-tensor-parallel-size")
+    by_tensor = refused(5, "--tp", "5").stderr
+    assert "moe_ffn_hidden_size = 24" in by_tensor and "--tensor-model-parallel-size" in by_tensor
+    assert "--expert-tensor-parallel-size" not in by_tensor, "the user did not give it"
     message(refused(3, "--ep", "2", command="eval"), "expert_model_parallel_size = 2", "does not divide the 3 ranks")
     dense = ["--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "16", "--max-position-embeddings", "16"]
     teratron("pretrain", "gpt", *dense, *VOCABULARY, "--mock-data", "--micro-batch-size", "1", "--lr", "1e-3", "--train-iters", "1", "--eval-iters", "0",

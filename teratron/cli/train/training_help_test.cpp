@@ -1,7 +1,9 @@
 // --help of `pretrain` and `finetune` offers what their checks accept.
+#include <algorithm>
 #include <regex>
 #include <set>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -78,6 +80,25 @@ TEST(TrainingHelp, HasTheChoicesOfTheFamily) {
   EXPECT_EQ(positions("gpt"), (std::set<std::string>{"learned_absolute", "rope", "yarn", "alibi", "none"}));
   EXPECT_EQ(positions("bert"), (std::set<std::string>{"learned_absolute", "rope", "yarn", "none"}));
   EXPECT_EQ(positions("t5"), (std::set<std::string>{"learned_absolute", "relative", "none"}));
+}
+
+// Choices are tried with the family's defaults, and a check may throw.
+TEST(TrainingHelp, TriesChoicesWithTheDefaultsOfTheFamily) {
+  const Registry registry;
+  const Family own{.name = "own",
+                   .args_defaults = {{"normalization", "RMSNorm"}},
+                   .check = [](const Arguments& args, std::vector<Problem>& problems) {
+                     if (args.position_embedding_type == "alibi") throw std::runtime_error("unset");
+                     if (args.normalization == "RMSNorm" && args.optimizer == "sgd")
+                       problems.push_back({"not with RMSNorm", "--optimizer", "Use adam"});
+                   }};
+  std::set<std::string> flags;
+  for (const auto& [flag, choices] : offers_of(training_help("pretrain", {own, registry}))) {
+    flags.insert(flag);
+    if (flag == "--optimizer") EXPECT_EQ(std::ranges::count(choices, "sgd"), 0);
+    if (flag == "--position-embedding-type") EXPECT_EQ(std::ranges::count(choices, "alibi"), 1);
+  }
+  EXPECT_TRUE(flags.contains("--optimizer") && flags.contains("--position-embedding-type"));
 }
 
 TEST(TrainingHelp, ShowsTheDefaultTokenizerOfTheFamily) {

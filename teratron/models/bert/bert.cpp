@@ -59,7 +59,7 @@ Bert::Bert(const BertConfig& config, const StageContext& part)
   const Scope encoder = root / "encoder";
   layers_ = std::make_unique<LayerStack>(encoder / "layers", config,
                                          LayerRange{part.stage.first_layer, part.stage.layers}, parallel_,
-                                         transformer_layers(config, parallel_));
+                                         transformer_layers(config, parallel_, part.mesh));
   if (!part.stage.head) return;
   final_norm_ = std::make_unique<Norm>(encoder / "final_layernorm", config.hidden, config.norm, parallel_);
   if (!config.pretraining_heads) return;

@@ -51,9 +51,9 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
         parameters.options().tensors());
   }
   const Scope decoder = root / "decoder";
-  layers_ = std::make_unique<LayerStack>(decoder / "layers", config,
-                                         LayerRange{stage.first_layer, stage.layers}, parallel,
-                                         transformer_layers(config, parallel, transformer_branches, mesh));
+  layers_ =
+      std::make_unique<LayerStack>(decoder / "layers", config, LayerRange{stage.first_layer, stage.layers},
+                                   parallel, transformer_layers(config, parallel, mesh));
   if (!stage.head) return;
   final_norm_ = std::make_unique<Norm>(decoder / "final_layernorm", config.hidden, config.norm, parallel);
   if (!has_logits) return;

@@ -69,15 +69,15 @@ T5::T5(const T5Config& config, const StageContext& part)
       config_(config),
       here_(config.encoder, config.decoder, part.stage),
       parallel_(part.parallel) {
-  const Scope root(part.parameters);
   create_embeddings(part);
-  encoder_ = make_tower(root, "encoder", here_.encoder, here_.ends_encoder);
-  decoder_ = make_tower(root, "decoder", here_.decoder, here_.head);
+  encoder_ = make_tower(part, "encoder", here_.encoder, here_.ends_encoder);
+  decoder_ = make_tower(part, "decoder", here_.decoder, here_.head);
   if (here_.head) create_head(part);
 }
 
-T5::Tower T5::make_tower(const Scope& root, const std::string& name, const LayerRange& layers,
+T5::Tower T5::make_tower(const StageContext& part, const std::string& name, const LayerRange& layers,
                          bool ends) const {
+  const Scope root(part.parameters);
   const TransformerConfig& config = name == "encoder" ? config_.encoder : config_.decoder;
   Tower tower;
   if (layers.count > 0 && config.position == PositionEmbedding::relative) {
@@ -88,7 +88,7 @@ T5::Tower T5::make_tower(const Scope& root, const std::string& name, const Layer
   const Scope own = root / name;
   if (layers.count > 0)
     tower.layers = std::make_unique<LayerStack>(own / "layers", config, layers, parallel_,
-                                                transformer_layers(config, parallel_));
+                                                transformer_layers(config, parallel_, part.mesh));
   if (ends)
     tower.norm = std::make_unique<Norm>(own / "final_layernorm", config.hidden, config.norm, parallel_);
   return tower;

@@ -51,7 +51,8 @@ class T5 : public Model {
     std::unique_ptr<Norm> norm;                       // where the tower ends
   };
   void create_embeddings(const StageContext& part);
-  Tower make_tower(const Scope& root, const std::string& name, const LayerRange& layers, bool ends) const;
+  Tower make_tower(const StageContext& part, const std::string& name, const LayerRange& layers,
+                   bool ends) const;
   void create_head(const StageContext& part);
   at::Tensor embed(const at::Tensor& tokens_SB, const TransformerConfig& tower, const LayerContext& context);
   at::Tensor head_input(const Activations& output) const;

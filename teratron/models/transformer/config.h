@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,12 @@
 namespace teratron {
 
 struct Arguments;
+struct BranchOptions;
+struct TransformerConfig;
+
+/// The branches of layer `layer`, which counts from 0 through the whole stack (transformer_branches.h).
+using LayerBranches =
+    std::function<std::vector<BranchOptions>(const TransformerConfig& config, int64_t layer)>;
 
 enum class PositionEmbedding : uint8_t { learned_absolute, rope, alibi, relative, none };
 
@@ -97,6 +104,8 @@ struct TransformerConfig {
   /// Layers of an FP8 model that stay in bf16.
   int64_t bf16_layers_at_start = 0;
   int64_t bf16_layers_at_end = 0;
+  /// Null: the usual ones, transformer_branches().
+  LayerBranches branches = nullptr;
 };
 
 /// From the command-line arguments.

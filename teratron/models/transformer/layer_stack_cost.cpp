@@ -81,9 +81,9 @@ std::vector<Operator> shared_operators(const std::string& tower, const Transform
 
 }  // namespace
 
-LayerOperators transformer_operators(const TransformerConfig& config, const LayerBranches& branches) {
+LayerOperators transformer_operators(const TransformerConfig& config) {
   return [=](const std::string& name, const RankBatch& batch, int64_t layer) {
-    return layer_operators(name, config, batch, branches(config, layer));
+    return layer_operators(name, config, batch, branches_of(config, layer));
   };
 }
 

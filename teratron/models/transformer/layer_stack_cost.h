@@ -15,9 +15,8 @@ namespace teratron {
 using LayerOperators =
     std::function<std::vector<Operator>(const std::string& name, const RankBatch& batch, int64_t layer)>;
 
-/// Layers of these branches.
-LayerOperators transformer_operators(const TransformerConfig& config,
-                                     const LayerBranches& branches = transformer_branches);
+/// Those of transformer_layers().
+LayerOperators transformer_operators(const TransformerConfig& config);
 
 /// The layers of a stack on a stage.
 struct StackPart {

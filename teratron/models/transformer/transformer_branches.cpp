@@ -35,7 +35,7 @@ BranchOptions self_attention_branch(const TransformerConfig& config, int64_t lay
   BranchOptions branch = branch_of(config, "input_layernorm", "self_attention");
   branch.mixer = mixer_factory<SelfAttention>(options);
   branch.operators = mixer_operators(self_attention_operators, options);
-  branch.dropout_site = dropout_site(config, layer, attention_output);
+  branch.dropout = attention_output;
   return branch;
 }
 
@@ -44,13 +44,13 @@ BranchOptions cross_attention_branch(const TransformerConfig& config, int64_t la
   BranchOptions branch = branch_of(config, "pre_cross_attn_layernorm", "cross_attention");
   branch.mixer = mixer_factory<CrossAttention>(options);
   branch.operators = mixer_operators(cross_attention_operators, options);
-  branch.dropout_site = dropout_site(config, layer, cross_output);
+  branch.dropout = cross_output;
   return branch;
 }
 
 BranchOptions feed_forward_branch(const TransformerConfig& config, int64_t layer) {
   BranchOptions branch = branch_of(config, "pre_mlp_layernorm", "mlp");
-  branch.dropout_site = dropout_site(config, layer, mlp_output);
+  branch.dropout = mlp_output;
   if (config.experts.in(layer)) {
     const MoeOptions options = moe_options(config, layer);
     branch.mixer = [options](const Scope& scope, const TensorParallel& parallel, const Mesh& mesh) {
@@ -71,10 +71,14 @@ std::vector<BranchOptions> transformer_branches(const TransformerConfig& config,
   return branches;
 }
 
+std::vector<BranchOptions> branches_of(const TransformerConfig& config, int64_t layer) {
+  return config.branches ? config.branches(config, layer) : transformer_branches(config, layer);
+}
+
 LayerFactory transformer_layers(const TransformerConfig& config, const TensorParallel& parallel,
-                                const LayerBranches& branches, const Mesh& mesh) {
+                                const Mesh& mesh) {
   return [=](const Scope& scope, int64_t layer) {
-    return std::make_unique<TransformerLayer>(scope, config, branches(config, layer), parallel, mesh);
+    return std::make_unique<TransformerLayer>(scope, config, layer, parallel, mesh);
   };
 }
 

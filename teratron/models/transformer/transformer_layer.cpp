@@ -5,38 +5,38 @@
 #include <ATen/core/grad_mode.h>
 
 #include "teratron/base/error.h"
+#include "teratron/models/transformer/transformer_branches.h"
 
 namespace teratron {
 
 namespace {
 
-// Sites of a layer come after the stack's first. Two dropouts of one site would drop the same elements.
-void check_dropout_sites(const TransformerConfig& config, const std::vector<BranchOptions>& branches) {
-  std::set<uint64_t> taken = {config.first_dropout_site};
-  for (const BranchOptions& branch : branches) {
-    TERATRON_ASSERT(
-        branch.dropout_site > config.first_dropout_site && taken.insert(branch.dropout_site).second,
-        "branch '{}' needs its own dropout_site()", branch.part);
-  }
+// Two dropouts of one number would drop the same elements.
+void check_dropouts(const std::vector<BranchOptions>& branches) {
+  std::set<uint64_t> taken = {attention_scores, cross_scores};
+  for (const BranchOptions& branch : branches)
+    TERATRON_ASSERT(taken.insert(branch.dropout).second, "branch '{}' needs a dropout of its own",
+                    branch.part);
 }
 
 }  // namespace
 
-TransformerLayer::TransformerLayer(const Scope& scope, const TransformerConfig& config,
-                                   const std::vector<BranchOptions>& branches, const TensorParallel& parallel,
-                                   const Mesh& mesh)
+TransformerLayer::TransformerLayer(const Scope& scope, const TransformerConfig& config, int64_t layer,
+                                   const TensorParallel& parallel, const Mesh& mesh)
     : hidden_dropout_(config.hidden_dropout),
       residual_after_norm_(config.residual_after_norm),
       side_by_side_(config.parallel_residual),
       dtype_(scope.options().dtype),
       parallel_(parallel) {
-  if (hidden_dropout_ > 0.0) check_dropout_sites(config, branches);
+  const std::vector<BranchOptions> branches = branches_of(config, layer);
+  if (hidden_dropout_ > 0.0) check_dropouts(branches);
   const auto norm = [&](const std::string& name) {
     return name.empty() ? std::nullopt
                         : std::optional(Norm(scope / name, config.hidden, config.norm, parallel));
   };
   for (const BranchOptions& branch : branches) {
-    branches_.push_back({norm(branch.norm), norm(branch.output_norm), nullptr, branch.dropout_site});
+    branches_.push_back(
+        {norm(branch.norm), norm(branch.output_norm), nullptr, dropout_site(config, layer, branch.dropout)});
     branches_.back().mixer = branch.mixer(scope / branch.part, parallel, mesh);
   }
 }

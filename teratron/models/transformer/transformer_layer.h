@@ -39,14 +39,15 @@ struct BranchOptions {
   std::string output_norm = {};
   MixerFactory mixer = nullptr;
   MixerOperators operators = nullptr;  // its costs; null: the planner must not ask for them
-  uint64_t dropout_site = 0;           // of dropout_site() (layer_options.h), another one for each branch
+  /// Number of its dropout among those of a layer (DropoutSite, layer_options.h), another one for each branch.
+  uint64_t dropout = 0;
 };
 
 class TransformerLayer : public Layer {
  public:
-  TransformerLayer(const Scope& scope, const TransformerConfig& config,
-                   const std::vector<BranchOptions>& branches, const TensorParallel& parallel,
-                   const Mesh& mesh = {});
+  /// Layer `layer` of its stack, with the branches of the configuration.
+  TransformerLayer(const Scope& scope, const TransformerConfig& config, int64_t layer,
+                   const TensorParallel& parallel, const Mesh& mesh);
   Hidden forward(const Hidden& x, const LayerContext& context, LayerState* state) override;
   /// LayerStates, one for each branch.
   std::unique_ptr<LayerState> make_state() const override;

@@ -62,6 +62,18 @@ struct Case {
   RecomputeConfig recompute = {};
 };
 
+LayerBranches branches_of_case(const Case& c) {
+  return [c](const TransformerConfig& config, int64_t layer) {
+    std::vector<BranchOptions> branches = transformer_branches(config, layer);
+    for (BranchOptions& branch : branches) {
+      if (c.output_norms) branch.output_norm = "post_" + branch.part + "_layernorm";
+    }
+    if (c.plain && !config.cross_attention)
+      branches.back().mixer = mixer_factory<GatedFeedForward>(config.hidden);
+    return branches;
+  };
+}
+
 TransformerConfig encoder_config(const Case& c) {
   return {.layers = 2,
           .hidden = 16,
@@ -74,7 +86,8 @@ TransformerConfig encoder_config(const Case& c) {
           .residual_after_norm = c.post_layernorm_residual,
           .hidden_dropout = c.dropout,
           .attention_dropout = c.dropout,
-          .recompute = c.recompute};
+          .recompute = c.recompute,
+          .branches = branches_of_case(c)};
 }
 
 TransformerConfig decoder_config(const Case& c) {
@@ -85,23 +98,13 @@ TransformerConfig decoder_config(const Case& c) {
   return config;
 }
 
-LayerBranches branches_of_case(const Case& c) {
-  return [c](const TransformerConfig& config, int64_t layer) {
-    std::vector<BranchOptions> branches = transformer_branches(config, layer);
-    for (BranchOptions& branch : branches) {
-      if (c.output_norms) branch.output_norm = "post_" + branch.part + "_layernorm";
-    }
-    return branches;
-  };
-}
-
 struct EncoderDecoder {
   EncoderDecoder(ParameterSet& parameters, const Case& c, const TensorParallel& parallel_)
       : parallel(parallel_),
         encoder(Scope(parameters) / "encoder" / "layers", encoder_config(c), {0, 2}, parallel_,
                 [&](const Scope& scope, int64_t layer) { return encoder_layer(scope, c, layer); }),
         decoder(Scope(parameters) / "decoder" / "layers", decoder_config(c), {0, 2}, parallel_,
-                transformer_layers(decoder_config(c), parallel_, branches_of_case(c))) {}
+                transformer_layers(decoder_config(c), parallel_, {})) {}
 
   at::Tensor encode(const at::Tensor& source_SBH, const LayerContext& context) {
     return apply_bias_grad(encoder.forward(source_SBH, context, nullptr));
@@ -112,9 +115,7 @@ struct EncoderDecoder {
   std::unique_ptr<Layer> encoder_layer(const Scope& scope, const Case& c, int64_t layer) const {
     const TransformerConfig config = encoder_config(c);
     if (c.plain && layer == 1) return std::make_unique<GatedLayer>(scope, config.hidden, parallel);
-    std::vector<BranchOptions> branches = branches_of_case(c)(config, layer);
-    if (c.plain) branches.back().mixer = mixer_factory<GatedFeedForward>(config.hidden);
-    return std::make_unique<TransformerLayer>(scope, config, branches, parallel);
+    return std::make_unique<TransformerLayer>(scope, config, layer, parallel, Mesh());
   }
 
   TensorParallel parallel;
@@ -346,6 +347,40 @@ TEST(EncoderDecoder, DropsTheSameElementsInEveryLayout) {
     c.dropout = serial.dropout;
     expect_equal(c, expected);
   }
+}
+
+class Ones : public FeedForward {
+ public:
+  Ones(const Scope& /*scope*/, const TensorParallel& /*parallel*/) {}
+  at::Tensor forward(const at::Tensor& x_SBH, const LayerContext&) override { return at::ones_like(x_SBH); }
+};
+
+at::Tensor sum_of_ones(const std::vector<BranchOptions>& branches) {
+  const Case c{.dropout = 0.5};
+  const TransformerConfig config{
+      .layers = 2,
+      .hidden = 64,
+      .hidden_dropout = c.dropout,
+      .branches = [branches](const TransformerConfig&, int64_t) { return branches; }};
+  ParameterSet parameters({.dtype = at::kDouble});
+  LayerStack stack(Scope(parameters), config, {0, 2}, {}, transformer_layers(config, {}, {}));
+  const at::Tensor nothing_SBH = at::zeros({target_length, samples, config.hidden}, at::kDouble);
+  return apply_bias_grad(stack.forward(nothing_SBH, context_of(c, target_length), nullptr));
+}
+
+// Where two masks are independent, one of two ones is dropped in half of the elements.
+TEST(TransformerLayer, DrawsAMaskOfItsOwnFromAListOfBranchesForAllLayers) {
+  const at::Tensor sum =
+      sum_of_ones({{.part = "ones", .mixer = mixer_factory<Ones>(), .dropout = own_sites}});
+  EXPECT_NEAR(sum.eq(2.0).to(at::kDouble).mean().item<double>(), 0.5, 0.05);
+}
+
+TEST(TransformerLayerDeathTest, RefusesTwoDropoutsOfOneNumber) {
+  const BranchOptions one{.part = "one", .mixer = mixer_factory<Ones>(), .dropout = own_sites};
+  BranchOptions two = one;
+  two.part = "two";
+  EXPECT_DEATH(sum_of_ones({one, two}), "branch 'two' needs a dropout of its own");
+  EXPECT_DEATH(sum_of_ones({{.part = "none", .mixer = mixer_factory<Ones>()}}), "branch 'none'");
 }
 
 TEST(LayerStack, NamesParametersAndActivationsByItsScope) {

@@ -15,6 +15,10 @@ std::optional<int64_t> setting(const Field& field, const Arguments& args) {
   return number ? std::optional(*number) : std::nullopt;
 }
 
+bool is_number(const std::string& word) {
+  return std::isdigit(static_cast<unsigned char>(word[0])) != 0;
+}
+
 }  // namespace
 
 Formula evaluate(std::string_view text, const Arguments& args) {
@@ -25,14 +29,19 @@ Formula evaluate(std::string_view text, const Arguments& args) {
       divides = word == "/";
       continue;
     }
-    const bool is_number = std::isdigit(static_cast<unsigned char>(word[0])) != 0;
-    const Field* const field = is_number ? nullptr : &arguments_schema().field(word);
+    const Field* const field = is_number(word) ? nullptr : &arguments_schema().field(word);
     const std::optional<int64_t> operand = field ? setting(*field, args) : std::stoll(word);
-    if (is_number) result.factor *= *operand;
+    if (!field) result.factor *= *operand;
     if (field && !divides) result.blamed = field->name;
     result.value = divides ? quotient(result.value, operand) : product(result.value, operand);
   }
   return result;
+}
+
+std::vector<std::string> settings_in(std::string_view text) {
+  std::vector<std::string> words = split(text);
+  std::erase_if(words, [](const std::string& word) { return word == "*" || word == "/" || is_number(word); });
+  return words;
 }
 
 std::optional<int64_t> quotient(std::optional<int64_t> whole, std::optional<int64_t> divisor) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "teratron/settings/arguments.h"
 
@@ -18,6 +19,8 @@ struct Formula {
       value;  // none: a setting is not set, a quotient is not whole, or 64 bits are exceeded
 };
 Formula evaluate(std::string_view text, const Arguments& args);
+/// The names in a formula.
+std::vector<std::string> settings_in(std::string_view text);
 
 /// "1, 2, 3, 6" for 6; at most twelve divisors.
 std::string divisors_text(int64_t value);

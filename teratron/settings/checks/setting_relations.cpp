@@ -1,5 +1,7 @@
 // Relations between two settings, as rows of a table.
 #include <compare>
+#include <set>
+#include <utility>
 
 #include "teratron/settings/checks/conditions.h"
 #include "teratron/settings/checks/formula.h"
@@ -95,13 +97,14 @@ constexpr Rule rules[] = {
     {"moe_router_topk", divisible_by, "moe_router_group_topk", "Each group of a token gives the same number of experts", "--num-experts"},
     {"moe_shared_expert_intermediate_size", divisible_by, tp, "Shared experts are split over tensor-parallel ranks", "--num-experts"},
     {"--moe-layer-recompute", excludes, "--recompute-granularity full", "Whole layers are recomputed"},
-    {"moe_ffn_hidden_size", divisible_by, etp, expert_split, "--num-experts"},
-    {"moe_ffn_hidden_size", divisible_by, tp, expert_split, "--num-experts and without --expert-tensor-parallel-size"},
+    {"moe_ffn_hidden_size", divisible_by, etp, expert_split, "--num-experts and --moe-ffn-hidden-size"},
+    {"moe_ffn_hidden_size", divisible_by, tp, expert_split, "--num-experts and --moe-ffn-hidden-size and without --expert-tensor-parallel-size"},
+    {"ffn_hidden_size", divisible_by, etp, expert_split, "--num-experts and without --moe-ffn-hidden-size"},
     {etp, equals, tp, "Tensor-parallel ranks have the same tokens unless you add --sequence-parallel", "--num-experts and --tensor-model-parallel-size > 1 and without --sequence-parallel"},
     {"moe_router_topk", at_most, "num_experts / moe_router_num_groups * moe_router_group_topk", "The chosen groups have no more experts", "--num-experts"},
     {"--moe-router-load-balancing-type sinkhorn", excludes, "--moe-router-score-function sigmoid|sqrtsoftplus or --moe-router-pre-softmax or --moe-router-num-groups or --moe-router-topk-scaling-factor", "Sinkhorn chooses experts by itself, without scores, groups and a scaling factor", "--num-experts"},
     {"--moe-aux-loss-coeff > 0", excludes, "--moe-router-load-balancing-type none|sinkhorn", "The type has no loss", "--num-experts"},
-    {"--moe-pad-expert-input-to-capacity", needs, "--moe-expert-capacity-factor > 0", "There is no capacity to pad to without it", "--num-experts"},
+    {"--moe-pad-expert-input-to-capacity", needs, "--moe-expert-capacity-factor > 0", "There is no capacity to pad to without it", "--num-experts and without --moe-expert-capacity-factor 0.0"},
     // Recomputation
     {"--recompute-method", excludes, "--recompute-granularity selective"},
     {"--distribute-saved-activations", needs, "--recompute-granularity full"},
@@ -116,7 +119,8 @@ constexpr Rule rules[] = {
     {"ffn_hidden_size / tensor_model_parallel_size", multiple_of, "16", fp8_gemms, "--fp8-format"},
     {"num_attention_heads * kv_channels / tensor_model_parallel_size", multiple_of, "16", fp8_gemms, "--fp8-format"},
     {"seq_length / context_parallel_size * micro_batch_size", multiple_of, "16", fp8_gemms, "--fp8-format"},
-    {"moe_ffn_hidden_size / expert_tensor_parallel_size", multiple_of, "16", fp8_gemms, "--fp8-format and --num-experts"},
+    {"moe_ffn_hidden_size / expert_tensor_parallel_size", multiple_of, "16", fp8_gemms, "--fp8-format and --num-experts and --moe-ffn-hidden-size"},
+    {"ffn_hidden_size / expert_tensor_parallel_size", multiple_of, "16", fp8_gemms, "--fp8-format and --num-experts and without --moe-ffn-hidden-size"},
     {"moe_ffn_hidden_size / tensor_model_parallel_size", multiple_of, "16", fp8_gemms, "--fp8-format and --num-experts and --moe-ffn-hidden-size and without --expert-tensor-parallel-size"},
     {"moe_shared_expert_intermediate_size / tensor_model_parallel_size", multiple_of, "16", fp8_gemms, "--fp8-format and --num-experts"},
     {"padded_vocab_size / tensor_model_parallel_size", multiple_of, "16", fp8_gemms, "--fp8-output-proj and --fp8-format"},
@@ -238,12 +242,16 @@ Value value_of(std::string_view text, const Arguments& args) {
   return value ? Value(*value) : Value();
 }
 
-void check_divisor(const Rule& rule, Validation& v) {
+// A setting and the reason of a row that it breaks: another row with both has the same cause.
+using Reported = std::set<std::pair<std::string_view, std::string_view>>;
+
+void check_divisor(const Rule& rule, Validation& v, Reported& reported) {
   const Formula a = evaluate(rule.subject, v.args), b = evaluate(rule.other, v.args);
-  if (!a.value || !b.value) return;
+  if (!a.value || !b.value || *a.value % *b.value == 0) return;
+  if (!reported.emplace(a.blamed, rule.reason).second) return;
   if (rule.relation == divisible_by) {
     v.divisible({a.blamed, *a.value, rule.other, *b.value, rule.reason, rule.subject, b.factor});
-  } else if (*a.value % *b.value != 0) {
+  } else {
     v.reject(
         a.blamed,
         fmt::format("{} = {} is not a multiple of {}, {}", rule.subject, *a.value, rule.other, rule.reason),
@@ -275,22 +283,23 @@ void check_values(const Rule& rule, Validation& v) {
 
 }  // namespace
 
-std::vector<Validation::Divisible> divided_sizes(const Arguments& args) {
-  std::vector<Validation::Divisible> sizes;
+std::vector<DividedSize> divided_sizes(const Arguments& args) {
+  std::vector<DividedSize> sizes;
   for (const Rule& rule : rules) {
     const bool divides = rule.relation == divisible_by && rule.other.ends_with("_parallel_size");
-    const bool computed = is_formula(rule.subject) || is_formula(rule.other);
-    if (!divides || computed || !arguments_schema().field(rule.subject).model ||
+    if (!divides || is_formula(rule.subject) || !arguments_schema().field(rule.subject).model ||
         !applies(rule.when, args, {}))
       continue;
     const Formula size = evaluate(rule.subject, args), ranks = evaluate(rule.other, args);
-    if (size.value && ranks.value)
-      sizes.push_back({rule.subject, *size.value, rule.other, *ranks.value, rule.reason});
+    if (!size.value || !ranks.value) continue;
+    sizes.push_back({rule.subject, *size.value, rule.other, *ranks.value, settings_in(rule.other)});
+    if (rule.other == etp) sizes.back().settings.emplace_back(tp);  // its default follows from it
   }
   return sizes;
 }
 
 void check_rules(Validation& v) {
+  Reported reported;
   for (const Rule& rule : rules) {
     if (!applies(rule.when, v.args, v.sources)) continue;
     if (rule.relation == at_most_one) {
@@ -298,7 +307,7 @@ void check_rules(Validation& v) {
     } else if (rule.relation < multiple_of) {
       check_conditions(rule, v);
     } else if (rule.relation < equals) {
-      check_divisor(rule, v);
+      check_divisor(rule, v, reported);
     } else {
       check_values(rule, v);
     }

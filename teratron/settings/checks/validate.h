@@ -43,8 +43,16 @@ struct IgnoredSetting {
 };
 std::vector<IgnoredSetting> ignored_settings(const Arguments& args, const Sources& sources);
 
-/// Sizes of the model that are set, each with the number of ranks that it is divided over.
-std::vector<Validation::Divisible> divided_sizes(const Arguments& args);
+/// A size of the model and the number of ranks that it is divided over.
+struct DividedSize {
+  std::string_view name;
+  int64_t value;
+  std::string_view by;  // a setting or formula
+  int64_t divisor;
+  std::vector<std::string> settings;  // that the divisor follows from
+};
+/// Those that are set, and divided with these settings.
+std::vector<DividedSize> divided_sizes(const Arguments& args);
 
 void derive_mock_defaults(Validation& v);  // before all checks
 void check_model(Validation& v);

@@ -47,6 +47,27 @@ TEST(BadFp8, IsRefused) {
   for (const BadCombination& row : bad_fp8) expect_rejected(row, {"--fp8-format", "hybrid"});
 }
 
+// The width of experts follows from that of the MLP.
+TEST(Fp8Settings, BlameTheWidthThatOthersFollowFromOnce) {
+  const auto problems_of = [](const Args& flags) {
+    try {
+      validated(with_fp8(flags), 2);
+    } catch (const UserError& error) {
+      return error.problems();
+    }
+    return std::vector<Problem>();
+  };
+  const Args both = {"--bf16", "--num-experts", "4", "--ffn-hidden-size", "48", "--tp", "2", "--etp", "2"};
+  const std::vector<Problem> problems = problems_of(both);
+  ASSERT_EQ(problems.size(), 1u) << problems[1].what;
+  EXPECT_EQ(problems[0].where, "--ffn-hidden-size");
+  const Args experts = {"--bf16", "--num-experts", "4", "--ffn-hidden-size", "48", "--etp", "2"};
+  const std::vector<Problem> alone = problems_of(experts);
+  ASSERT_EQ(alone.size(), 1u);
+  EXPECT_TRUE(alone[0].what.starts_with("ffn_hidden_size / expert_tensor_parallel_size = 24"))
+      << alone[0].what;
+}
+
 TEST(Fp8Settings, AreRejectedOnce) {
   const Args chunks = {
       "--bf16", "--fp8-output-proj", "--seq-length", "64", "--micro-batch-size", "1", "--loss-chunks", "8"};

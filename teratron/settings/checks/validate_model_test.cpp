@@ -136,6 +136,17 @@ const BadCombination bad_experts[] = {
 };
 // clang-format on
 
+TEST(BadModel, ACapacityOfZeroIsRejectedOnce) {
+  try {
+    validated(
+        {"--num-experts", "4", "--moe-expert-capacity-factor", "0", "--moe-pad-expert-input-to-capacity"});
+    FAIL() << "accepted";
+  } catch (const UserError& error) {
+    ASSERT_EQ(error.problems().size(), 1u) << error.what();
+    EXPECT_EQ(error.problems()[0].where, "--moe-expert-capacity-factor");
+  }
+}
+
 TEST(BadModel, ExpertsAreRejected) {
   for (const BadCombination& row : bad_experts) expect_rejected(row);
 }

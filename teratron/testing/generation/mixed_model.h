@@ -23,7 +23,7 @@ enum class LayerKind : uint8_t {
   four_norms    // attention and an MLP, each with a norm of its output, too
 };
 
-inline LayerBranches branches_of(const std::vector<LayerKind>& kinds) {
+inline LayerBranches mixed_branches(const std::vector<LayerKind>& kinds) {
   return [kinds](const TransformerConfig& config, int64_t layer) {
     std::vector<BranchOptions> branches = transformer_branches(config, layer);
     const MixerFactory sum = mixer_factory<DecayedSum>(config.hidden);
@@ -43,7 +43,7 @@ inline LayerBranches branches_of(const std::vector<LayerKind>& kinds) {
                      .part = "mixer",
                      .mixer = sum,
                      .operators = decayed_sum_operators,
-                     .dropout_site = dropout_site(config, layer, own_sites)}};
+                     .dropout = own_sites}};
         break;
       case LayerKind::four_norms:
         branches[0].output_norm = "post_self_attn_layernorm";
@@ -56,12 +56,12 @@ inline LayerBranches branches_of(const std::vector<LayerKind>& kinds) {
 
 class MixedModel : public Model {
  public:
-  MixedModel(const GPTConfig& config, const std::vector<LayerKind>& kinds, const StageContext& part)
+  MixedModel(const GPTConfig& config, const StageContext& part)
       : Model(part.stage),
         config_(config),
         layers_(Scope(part.parameters) / "layers", config,
                 LayerRange{part.stage.first_layer, part.stage.layers}, part.parallel,
-                transformer_layers(config, part.parallel, branches_of(kinds))) {
+                transformer_layers(config, part.parallel, part.mesh)) {
     const VocabularyOptions words{config.vocabulary, config.padded_vocabulary, config.hidden,
                                   weight_init(config)};
     if (part.stage.embedding || part.stage.head)
@@ -88,15 +88,14 @@ class MixedModel : public Model {
 inline ModelPlan mixed_plan(GPTConfig config, const std::vector<LayerKind>& kinds) {
   config.layers = std::ssize(kinds);
   config.position = PositionEmbedding::none;
+  config.branches = mixed_branches(kinds);
   return {.towers = {{"decoder", config.layers}},
           .batch = {},
           .channels = {{.name = "hidden", .shape = sequence_shape("tokens", config.hidden)}},
           .vocabulary = config.vocabulary,
           .padded_vocabulary = config.padded_vocabulary,
           .max_positions = config.max_positions,
-          .build = [config, kinds](const StageContext& part) {
-            return std::make_unique<MixedModel>(config, kinds, part);
-          }};
+          .build = [config](const StageContext& part) { return std::make_unique<MixedModel>(config, part); }};
 }
 
 }  // namespace teratron

@@ -14,6 +14,7 @@ struct CheckpointedRun {
   const Arguments& args;
   TrainEngine& engine;
   const TrainState& state;
+  const Family& family;
   std::string config;  // checkpoint_config()
 
   HostGroup& ranks() const { return *engine.mesh().world().communicator; }

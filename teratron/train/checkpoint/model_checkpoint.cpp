@@ -145,6 +145,7 @@ void check_loadable(const CheckpointInfo& info, const LoadOptions& options, cons
   check_family(info, options);
   const BothSettings settings(info, options);
   std::vector<std::string> fields = fixed_model_fields(options.config, options.finetune);
+  fields.insert(fields.end(), options.family_fields.begin(), options.family_fields.end());
   if (options.optimizer) fields.emplace_back("optimizer");
   std::string fix = "Use the settings of the checkpoint, or another folder";
   const std::vector<std::string> positions = resumable_overrides(options.config, true);

@@ -37,7 +37,8 @@ BackgroundSave save_model_async(TrainEngine& engine, SaveRequest request, bool o
 struct LoadOptions {
   std::filesystem::path directory;
   std::optional<int64_t> iteration;
-  std::string config = "{}";  // of this run; a different model is rejected
+  std::string config = "{}";                    // of this run; a different model is rejected
+  std::vector<std::string> family_fields = {};  // settings of the model beside those of the table
   bool optimizer = true;
   bool evaluates = false;  // without `optimizer`: what layers keep for a training is loaded all the same
   bool finetune = false;   // allows other rotary positions than the checkpoint's, with a notice

@@ -13,11 +13,20 @@ namespace teratron {
 
 namespace {
 
+std::vector<std::string> own_names(const Family& family) {
+  std::vector<std::string> names;
+  for (const FamilyField& field : family.fields) {
+    if (field.storage) names.emplace_back(field.name);
+  }
+  return names;
+}
+
 std::optional<CheckpointInfo> load_from(const std::string& directory, const LoadOptions& options,
                                         const CheckpointedRun& run) {
   LoadOptions all = options;
   all.directory = directory;
   all.config = run.config;
+  all.family_fields = own_names(run.family);
   all.own = run.args.save == directory || (run.args.load == directory && !loads_elsewhere(run.args));
   const auto info = load_model(run.engine, all);
   if (info && run.is_first_rank())
@@ -119,6 +128,7 @@ void log_random_weights(const Arguments& args, const Finetuning& finetuning) {
 
 nlohmann::json identity_settings(const RunIdentity& identity) {
   nlohmann::json settings = nlohmann::json::parse(to_json(identity.args));
+  settings.update(nlohmann::json::parse(family_settings(identity.family)));
   settings["tokenizer_vocab_size"] =
       identity.family.plan(identity.args, identity.tokenizer.vocab_size()).vocabulary;
   return settings;
@@ -137,6 +147,7 @@ std::vector<Problem> differences(const RunIdentity& identity, const OwnRun& own)
   const std::string current = identity_settings(identity).dump();
   std::vector<std::string> fields = fixed_model_fields(current, false);
   fields.emplace_back("lora_rank");
+  for (std::string& name : own_names(identity.family)) fields.push_back(std::move(name));
   try {
     check_same_model({.path = last.path, .config = canonical_config(last.config, where)},
                      canonical_config(current, "this run"), fields, "");

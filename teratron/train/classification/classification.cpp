@@ -39,7 +39,8 @@ ClassificationJob classification_job(const Family& base, std::string_view task) 
     return std::make_unique<ClassificationStep>(target);
   }};
   Family family = base.classifier();
-  family.fields = labelled_fields();
+  const std::vector<Field> rows = labelled_fields();
+  family.fields.assign(rows.begin(), rows.end());
   return {std::move(family), std::move(registry)};
 }
 
