@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "teratron/megatron/core_tree.h"
+#include "teratron/megatron/legacy_tree.h"
 
 namespace teratron {
 namespace {

@@ -95,8 +95,11 @@ TEST(TrainingHelp, TriesChoicesWithTheDefaultsOfTheFamily) {
   std::set<std::string> flags;
   for (const auto& [flag, choices] : offers_of(training_help("pretrain", {own, registry}))) {
     flags.insert(flag);
-    if (flag == "--optimizer") EXPECT_EQ(std::ranges::count(choices, "sgd"), 0);
-    if (flag == "--position-embedding-type") EXPECT_EQ(std::ranges::count(choices, "alibi"), 1);
+    if (flag == "--optimizer") {
+      EXPECT_EQ(std::ranges::count(choices, "sgd"), 0);
+    } else if (flag == "--position-embedding-type") {
+      EXPECT_EQ(std::ranges::count(choices, "alibi"), 1);
+    }
   }
   EXPECT_TRUE(flags.contains("--optimizer") && flags.contains("--position-embedding-type"));
 }
