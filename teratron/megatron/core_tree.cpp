@@ -102,7 +102,7 @@ void CoreEntries::add_layer(const Rows& rows, const std::string& key, const std:
   }
 }
 
-// What is written below beside the rows of a layer is GPT's: other families need code of their own here.
+// What is written below beside the rows of a layer is GPT's: other families need other code here.
 void check_shape(const MegatronModel& model) {
   const auto is_of_output = [](const MegatronRow& row) { return row.ours.starts_with("output_layer."); };
   TERATRON_ASSERT(model.stacks.size() == 1 && std::ranges::all_of(model.heads, is_of_output),

@@ -55,7 +55,7 @@ TEST(MemoryAdvice, FollowsTheChecksOfAFamily) {
   EXPECT_TRUE(advises("--pipeline-model-parallel-size 2"));
 }
 
-/// A larger size that validation refuses is not advised, here for settings that are no sizes of the model.
+/// A larger size that validation refuses is not advised, here for settings other than sizes of the model.
 TEST(MemoryAdvice, FollowsTheRulesOfSettings) {
   const auto advises_tensor_parallel = [](const Args& more, int64_t ranks) {
     Args flags = {"--hidden-size", "512", "--micro-batch-size", "1", "--bf16", "--vocab-size", "10000"};

@@ -20,9 +20,11 @@ CHATML = """{%- for m in messages -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"""
 LENGTH, RATE = 192, 64
-STEP = ["--seq-length", LENGTH, "--micro-batch-size", 1, "--optimizer", "sgd", "--sgd-momentum", 0, "--lr", RATE, "--weight-decay", 0,
-        "--clip-grad", 0, "--lr-decay-style", "constant", "--calculate-per-token-loss", "--device", "cpu", "--log-interval", 1,
-        "--eval-iters", 0, "--split", "1,0,0"]
+BARE_STEP = ["--seq-length", LENGTH, "--micro-batch-size", 1, "--optimizer", "sgd", "--sgd-momentum", 0, "--lr", RATE, "--weight-decay", 0,
+             "--clip-grad", 0, "--lr-decay-style", "constant", "--calculate-per-token-loss", "--device", "cpu", "--log-interval", 1,
+             "--eval-iters", 0, "--split", "1,0,0"]
+TEMPLATE = ["--chat-template", "chatml"]
+STEP = [*BARE_STEP, *TEMPLATE]
 
 
 def conversations(count, longest=4):
@@ -108,12 +110,11 @@ def logged_loss(said):
     return float(re.search(r"lm loss: ([0-9.E+-]+)", said)[1])
 
 
-TEMPLATE = ["--chat-template", "chatml"]
 MINIMISED = "what is minimised is the mean of its micro-batches' means"  # where that is not the loss of the log
 
 
 def one_step(folder, out, *flags, ranks=1, template=TEMPLATE):
-    command = ["finetune", "gpt", "--hf", folder / "in", "--data-path", folder / "chats.jsonl", *STEP, *template, "--train-iters", 1, "--hf-out",
+    command = ["finetune", "gpt", "--hf", folder / "in", "--data-path", folder / "chats.jsonl", *BARE_STEP, *template, "--train-iters", 1, "--hf-out",
                out, *flags]
     return run(*command) if ranks == 1 else launch(ranks, *command)
 
@@ -186,7 +187,7 @@ def test_bad_data(data, tmp_path):
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
                    '{"messages": []}\n{"messages": [{"role": "bot", "content": "b"}]}\n')
-    command = ["finetune", "gpt", "--hf", folder / "in", *STEP, *TEMPLATE, "--train-iters", 1, "--global-batch-size", 1]
+    command = ["finetune", "gpt", "--hf", folder / "in", *STEP, "--train-iters", 1, "--global-batch-size", 1]
     said = run(*command, "--data-path", bad, "--save", tmp_path / "run", code=3)
     assert f"{bad}:2: the conversation is empty" in said and f"{bad}:3: unknown role 'bot'" in said
     assert not list((tmp_path / "run").glob("iter_*"))

@@ -15,7 +15,7 @@ namespace teratron {
 using LayerOperators =
     std::function<std::vector<Operator>(const std::string& name, const RankBatch& batch, int64_t layer)>;
 
-/// Those of transformer_layers().
+/// Operators of the layers that transformer_layers() creates.
 LayerOperators transformer_operators(const TransformerConfig& config);
 
 /// The layers of a stack on a stage.

@@ -20,7 +20,7 @@ BranchOptions feed_forward_branch(const TransformerConfig& config, int64_t layer
 /// Self-attention, cross attention if the configuration has it, and the feed-forward network.
 std::vector<BranchOptions> transformer_branches(const TransformerConfig& config, int64_t layer);
 
-/// Those of the configuration, else transformer_branches().
+/// The configuration's branches, else transformer_branches().
 std::vector<BranchOptions> branches_of(const TransformerConfig& config, int64_t layer);
 
 /// Creates the layers of a stack.

@@ -15,7 +15,7 @@ namespace {
 void check_dropouts(const std::vector<BranchOptions>& branches) {
   std::set<uint64_t> taken = {attention_scores, cross_scores};
   for (const BranchOptions& branch : branches)
-    TERATRON_ASSERT(taken.insert(branch.dropout).second, "branch '{}' needs a dropout of its own",
+    TERATRON_ASSERT(taken.insert(branch.dropout).second, "branch '{}' has the dropout of another one",
                     branch.part);
 }
 

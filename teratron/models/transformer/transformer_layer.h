@@ -39,7 +39,7 @@ struct BranchOptions {
   std::string output_norm = {};
   MixerFactory mixer = nullptr;
   MixerOperators operators = nullptr;  // its costs; null: the planner must not ask for them
-  /// Number of its dropout among those of a layer (DropoutSite, layer_options.h), another one for each branch.
+  /// Number of its dropout among those of a layer (DropoutSite, layer_options.h), for each branch another.
   uint64_t dropout = 0;
 };
 

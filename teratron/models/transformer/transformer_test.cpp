@@ -349,40 +349,6 @@ TEST(EncoderDecoder, DropsTheSameElementsInEveryLayout) {
   }
 }
 
-class Ones : public FeedForward {
- public:
-  Ones(const Scope& /*scope*/, const TensorParallel& /*parallel*/) {}
-  at::Tensor forward(const at::Tensor& x_SBH, const LayerContext&) override { return at::ones_like(x_SBH); }
-};
-
-at::Tensor sum_of_ones(const std::vector<BranchOptions>& branches) {
-  const Case c{.dropout = 0.5};
-  const TransformerConfig config{
-      .layers = 2,
-      .hidden = 64,
-      .hidden_dropout = c.dropout,
-      .branches = [branches](const TransformerConfig&, int64_t) { return branches; }};
-  ParameterSet parameters({.dtype = at::kDouble});
-  LayerStack stack(Scope(parameters), config, {0, 2}, {}, transformer_layers(config, {}, {}));
-  const at::Tensor nothing_SBH = at::zeros({target_length, samples, config.hidden}, at::kDouble);
-  return apply_bias_grad(stack.forward(nothing_SBH, context_of(c, target_length), nullptr));
-}
-
-// Where two masks are independent, one of two ones is dropped in half of the elements.
-TEST(TransformerLayer, DrawsAMaskOfItsOwnFromAListOfBranchesForAllLayers) {
-  const at::Tensor sum =
-      sum_of_ones({{.part = "ones", .mixer = mixer_factory<Ones>(), .dropout = own_sites}});
-  EXPECT_NEAR(sum.eq(2.0).to(at::kDouble).mean().item<double>(), 0.5, 0.05);
-}
-
-TEST(TransformerLayerDeathTest, RefusesTwoDropoutsOfOneNumber) {
-  const BranchOptions one{.part = "one", .mixer = mixer_factory<Ones>(), .dropout = own_sites};
-  BranchOptions two = one;
-  two.part = "two";
-  EXPECT_DEATH(sum_of_ones({one, two}), "branch 'two' needs a dropout of its own");
-  EXPECT_DEATH(sum_of_ones({{.part = "none", .mixer = mixer_factory<Ones>()}}), "branch 'none'");
-}
-
 TEST(LayerStack, NamesParametersAndActivationsByItsScope) {
   ParameterSet parameters({.dtype = at::kDouble});
   EncoderDecoder model(parameters, {}, {});

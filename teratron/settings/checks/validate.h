@@ -51,7 +51,7 @@ struct DividedSize {
   int64_t divisor;
   std::vector<std::string> settings;  // that the divisor follows from
 };
-/// Those that are set, and divided with these settings.
+/// Sizes that are set, and divided with these settings.
 std::vector<DividedSize> divided_sizes(const Arguments& args);
 
 void derive_mock_defaults(Validation& v);  // before all checks

@@ -198,7 +198,7 @@ def test_tensor_parallel_ranks_use_a_model(tmp_path, unbroken, backend):
 
 @pytest.mark.parametrize("ranks,flags,says", [
     (2, ["--prompt", "1", "--tp", "4"], ["tensor_model_parallel_size = 4", "2 ranks"]),
-    (3, ["--prompt", "1"], ["not divisible by 3"]), (2, [], ["--prompt"])])
+    (3, ["--prompt", "1"], ["not divisible by tensor_model_parallel_size = 3"]), (2, [], ["--prompt"])])
 def test_wrong_cuts_of_a_model_in_use(tmp_path, unbroken, ranks, flags, says):
     result = teratron("launch", "--nproc-per-node", ranks, "--log-dir", tmp_path, "--", "generate", "--load", unbroken,
                       "--device", "cpu", *flags, code=2)
