@@ -175,5 +175,37 @@ TEST(Fault4Signals, AStepAndASaveHaveTheirTime) {
   EXPECT_EQ(ended, 0) << "it is answered";
 }
 
+// After the signal is answered too: the last save may hang.
+TEST(Fault4Signals, ASaveThatHangsEndsTheProcess) {
+  const auto stuck = [](StopSignals::Work work) {
+    StopSignals signals;
+    signals.end_unanswered([](int signal) { _exit(128 + signal); }, milliseconds(10));
+    {
+      const StopSignals::Unhurried first(signals, StopSignals::Work::save);
+    }
+    raise(SIGTERM);
+    signals.answered();
+    const StopSignals::Unhurried second(signals, work);
+    std::this_thread::sleep_for(std::chrono::seconds(20));
+  };
+  for (const auto work : {StopSignals::Work::save, StopSignals::Work::async_save})
+    EXPECT_EXIT(stuck(work), testing::ExitedWithCode(128 + SIGTERM), "");
+}
+
+TEST(Fault4Signals, ASaveHasThreeTimesTheLongestBeforeIt) {
+  std::atomic<int> ended = 0;
+  StopSignals signals;
+  signals.end_unanswered([&ended](int signal) { ended = signal; }, milliseconds(20));
+  {
+    const StopSignals::Unhurried first(signals, StopSignals::Work::save);
+    std::this_thread::sleep_for(milliseconds(300));
+  }
+  raise(SIGINT);
+  signals.answered();
+  const StopSignals::Unhurried second(signals, StopSignals::Work::save);
+  std::this_thread::sleep_for(milliseconds(300));
+  EXPECT_EQ(ended, 0);
+}
+
 }  // namespace
 }  // namespace teratron

@@ -1,6 +1,7 @@
 #include "teratron/train/guards/signals.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -49,6 +50,8 @@ extern "C" void on_stop_signal(int signal) {
 
 // A thread, since those of the ranks may be blocked. It polls: a handler can wake nobody safely.
 class StopSignals::Deadline {
+  using Clock = std::chrono::steady_clock;
+
  public:
   Deadline(std::function<void(int)> end, std::chrono::milliseconds patience)
       : end_(std::move(end)), patience_(patience), thread_([this](const std::stop_token& stop) {
@@ -65,21 +68,38 @@ class StopSignals::Deadline {
     const std::lock_guard lock(mutex_);
     answered_ = true;
   }
-  void count_unhurried(int change) {
+  void begin(Work work) {
     const std::lock_guard lock(mutex_);
-    unhurried_ += change;
+    if (busy_[index(work)]++ == 0) begun_[index(work)] = Clock::now();
+  }
+  void end(Work work) {
+    const std::lock_guard lock(mutex_);
+    if (--busy_[index(work)] == 0 && work == Work::save)
+      longest_save_ = std::max(longest_save_, Clock::now() - begun_[index(work)]);
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   void check() {
     const int signal = received_signal.load();
-    if (signal == 0 || answered_) return;
+    if (signal == 0) return;
     const Clock::time_point now = Clock::now();
-    if (!since_ || unhurried_ > 0) since_ = now;
+    if (!seen_) seen_ = now;
+    if (!since_ || is_busy()) since_ = now;
+    if (is_late(Work::save, now) || is_late(Work::async_save, now)) return end_(signal);
     const std::chrono::duration<double> step(3.0 * step_seconds_);
-    if (now - *since_ >= std::max<std::chrono::duration<double>>(patience_, step)) end_(signal);
+    if (!answered_ && now - *since_ >= std::max<std::chrono::duration<double>>(patience_, step)) end_(signal);
+  }
+
+  static size_t index(Work work) { return static_cast<size_t>(work); }
+  bool is_busy() const {
+    return std::ranges::any_of(busy_, [](int count) { return count > 0; });
+  }
+  bool is_late(Work work, Clock::time_point now) const {
+    if (busy_[index(work)] == 0 || busy_[index(Work::open_ended)] > 0) return false;
+    const bool has_measure = work == Work::save && longest_save_ > Clock::duration::zero();
+    const Clock::duration limit =
+        has_measure ? std::max<Clock::duration>(2 * patience_, 3 * longest_save_) : 30 * patience_;
+    return now - std::max(*seen_, begun_[index(work)]) >= limit;
   }
 
   const std::function<void(int)> end_;
@@ -88,7 +108,10 @@ class StopSignals::Deadline {
   std::condition_variable_any changed_;
   double step_seconds_ = 0.0;
   bool answered_ = false;
-  int unhurried_ = 0;
+  std::array<int, 3> busy_ = {};  // by Work; rank threads share this
+  std::array<Clock::time_point, 3> begun_ = {};
+  Clock::duration longest_save_{0};
+  std::optional<Clock::time_point> seen_;   // the signal
   std::optional<Clock::time_point> since_;  // the signal, or the end of what was unhurried
   std::jthread thread_;                     // last: it uses the members above
 };
@@ -129,12 +152,12 @@ void StopSignals::answered() const {
   if (deadline_) deadline_->answered();
 }
 
-StopSignals::Unhurried::Unhurried(const StopSignals& signals) : signals_(signals) {
-  if (signals_.deadline_) signals_.deadline_->count_unhurried(1);
+StopSignals::Unhurried::Unhurried(const StopSignals& signals, Work work) : signals_(signals), work_(work) {
+  if (signals_.deadline_) signals_.deadline_->begin(work_);
 }
 
 StopSignals::Unhurried::~Unhurried() {
-  if (signals_.deadline_) signals_.deadline_->count_unhurried(-1);
+  if (signals_.deadline_) signals_.deadline_->end(work_);
 }
 
 int StopSignals::received() const {

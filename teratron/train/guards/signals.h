@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -37,16 +38,25 @@ class StopSignals {
   void step_took(double seconds) const;
   /// The signal is acted upon: no deadline holds any more.
   void answered() const;
-  /// Work that takes as long as it takes, such as a save: while one lives, the time does not run.
+  /// Work between steps, whose time is not that of a step.
+  enum class Work : uint8_t {
+    open_ended,  // takes as long as it takes
+    save,        // about as long as the saves before it
+    async_save   // waits for a save in the background, for an unknown time
+  };
+  /// While one lives, the time of steps does not run. A save that hangs ends the process too, answered or not:
+  /// after twice the patience from the signal, or three times the longest save before it if that is longer.
+  /// The first save and those in the background have thirty times the patience.
   class Unhurried {
    public:
-    explicit Unhurried(const StopSignals& signals);
+    explicit Unhurried(const StopSignals& signals, Work work = Work::open_ended);
     ~Unhurried();
     Unhurried(const Unhurried&) = delete;
     Unhurried& operator=(const Unhurried&) = delete;
 
    private:
     const StopSignals& signals_;
+    Work work_;
   };
 
  private:

@@ -33,7 +33,9 @@ class StopPolicy {
   int signal_received() const { return signals_.received(); }
   /// A signal that is not agreed upon in time ends the process (StopSignals::end_unanswered).
   void step_took(double seconds) const { signals_.step_took(seconds); }
-  StopSignals::Unhurried unhurried() const { return StopSignals::Unhurried(signals_); }
+  StopSignals::Unhurried unhurried(StopSignals::Work work) const {
+    return StopSignals::Unhurried(signals_, work);
+  }
 
   Reason reason() const { return reason_; }
   bool stops() const { return reason_ != Reason::none; }

@@ -65,16 +65,16 @@ std::vector<TrainLoop::Interval> TrainLoop::make_intervals() {
       {every(args().eval_interval), [this] { evaluate_at_interval(); }, /*is_untimed=*/true},
       {[this] { return evaluator_.at_epoch_end(); }, [this] { evaluator_.evaluate_epoch(); },
        /*is_untimed=*/true},
-      {every(args().generate_interval), unhurried([this] { emit_samples(); })},
-      {every(epochs_.iterations), unhurried([this] { epochs_.work(); })},
+      {every(args().generate_interval), unhurried(StopSignals::Work::open_ended, [this] { emit_samples(); })},
+      {every(epochs_.iterations), unhurried(StopSignals::Work::open_ended, [this] { epochs_.work(); })},
       {every(args().exit_interval), [this] { stop_.stop(StopPolicy::Reason::interval); }},
-      {every(args().save_interval), unhurried([this] { saves_.save(); })},
+      {every(args().save_interval), unhurried(save_work(), [this] { saves_.save(); })},
   };
 }
 
-std::function<void()> TrainLoop::unhurried(std::function<void()> work) {
-  return [this, work = std::move(work)] {
-    const StopSignals::Unhurried scope = stop_.unhurried();
+std::function<void()> TrainLoop::unhurried(StopSignals::Work kind, std::function<void()> work) {
+  return [this, kind, work = std::move(work)] {
+    const StopSignals::Unhurried scope = stop_.unhurried(kind);
     work();
   };
 }
@@ -173,11 +173,11 @@ void TrainLoop::run_steps(BatchSource& source) {
 ExitCode TrainLoop::finish() {
   // Saved before anything else can fail, but logged where Megatron-LM logs it.
   std::optional<SaveMetrics> saved;
-  unhurried([&] {
+  unhurried(save_work(), [&] {
     saves_.finish();
     if (trainer_.new_steps() > 0) saved = saves_.save_last();
-    trainer_.hf_output().write(trainer_.train_iters());
   })();
+  unhurried(StopSignals::Work::open_ended, [&] { trainer_.hf_output().write(trainer_.train_iters()); })();
   if (!stop_.stops()) evaluator_.evaluate(Split::valid, "the end of training for val data");
   if (saved) saves_.log(*saved);
   if (!stop_.stops()) evaluator_.evaluate(Split::test, "the end of training for test data");

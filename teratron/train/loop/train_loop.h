@@ -62,7 +62,10 @@ class TrainLoop {
   /// All intervals, in the order in which they run.
   std::vector<Interval> make_intervals();
   /// `work` as a signal does not hurry it.
-  std::function<void()> unhurried(std::function<void()> work);
+  std::function<void()> unhurried(StopSignals::Work kind, std::function<void()> work);
+  StopSignals::Work save_work() const {
+    return args().async_save ? StopSignals::Work::async_save : StopSignals::Work::save;
+  }
   void evaluate_at_interval();
   void emit_samples();
   /// Runs what is due after the step that was just finished. True: the next step's time begins after it.

@@ -222,7 +222,22 @@ def test_a_signal_ends_ranks_that_wait_for_one_that_hangs(tmp_path):
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=40)
     assert process.returncode == 143 and time.monotonic() - began < 25
-    assert "error: signal 15 was not answered: no step ended" in errors and "last checkpoint" in errors, errors
+    assert "error: signal 15 was not answered: no step or save ended" in errors and "last checkpoint" in errors, errors
+
+
+def test_a_signal_ends_ranks_whose_save_hangs(tmp_path):
+    """The second save; the checkpoint of the first one stays whole."""
+    run = tmp_path / "run"
+    process = start_job(*kept(run, 100000, 2), "--tp", "2", fault="ckpt.before_manifest@rank=0,hit=2:delay=600000",
+                        flags=["--nproc-per-node", 2, "--backend", "processes"])
+    wait_for(lambda: (run / "iter_0000002").exists() and len(steps(run)) == 4, "four steps")
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143 and time.monotonic() - began < 35
+    assert "no step or save ended" in errors, errors
+    assert (run / "latest_checkpointed_iteration.txt").read_text().strip() == "2"
+    teratron("ckpt", "verify", run / "iter_0000002")
 
 
 def test_interrupt_before_training(tmp_path):
