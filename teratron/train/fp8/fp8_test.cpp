@@ -24,6 +24,7 @@ struct Fp8Case {
   double lr = 0.0;
   at::ScalarType dtype = at::kFloat;
   bool same_data = false;
+  uint64_t seed = 5;
 };
 
 struct Fp8Outcome {
@@ -40,6 +41,7 @@ Fp8Outcome train_in_fp8(const Fp8Case& c) {
   run_ranks(c.layout.mesh(), [&](const Mesh& mesh) {
     EngineOptions options = engine_options(c.config, c.layout, c.dtype);
     options.precision.fp8 = c.fp8;
+    options.seed = c.seed;
     TrainEngine engine(options, mesh);
     std::vector<double> losses;
     for (int64_t step = 0; step < c.steps; ++step) {
@@ -226,18 +228,45 @@ TEST(Fp8Training, WeightGradientsInBf16) {
   EXPECT_LT(error(false, last), 0.8 * error(true, last));
 }
 
-TEST(Fp8Training, LossCurveIsCloseToBf16) {
-  const Fp8Case c{
-      .config = gpt2_config(fp8_sizes), .steps = 60, .lr = 1e-2, .dtype = at::kBFloat16, .same_data = true};
+/// The largest difference between two curves.
+double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  double largest = 0.0;
+  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(a[i] - b[i]));
+  return largest;
+}
+
+// How far rounding moves a curve is measured: bf16 against fp32, with several seeds. FP8 moves it as far, since
+// training corrects both; the curves end at the same loss.
+TEST(Fp8Training, LossCurvesAreAsCloseToBf16AsThoseOfFp32) {
+  const Fp8Case c{.config = gpt2_config(fp8_sizes),
+                  .fp8 = std::nullopt,
+                  .steps = 60,
+                  .lr = 1e-2,
+                  .dtype = at::kBFloat16,
+                  .same_data = true};
+  const uint64_t seeds[] = {5, 6, 8};
+  std::map<uint64_t, std::vector<double>> curves;
+  double rounding = 0.0;
+  for (const uint64_t seed : seeds) {
+    Fp8Case bf16 = c, fp32 = c;
+    bf16.seed = fp32.seed = seed;
+    fp32.dtype = at::kFloat;
+    const std::vector<double>& curve = curves[seed] = train_in_fp8(bf16).losses;
+    EXPECT_LT(curve.back(), 0.01 * curve.front());
+    rounding = std::max(rounding, largest_difference(curve, train_in_fp8(fp32).losses));
+  }
+  EXPECT_LT(rounding, 0.02 * curves[5].front());
   for (const Fp8Options& options :
        {Fp8Options{}, Fp8Options{.recipe = Fp8Options::Recipe::tensorwise},
         Fp8Options{.gradients = Fp8Format::e4m3, .history = 8, .most_recent = false}}) {
-    Fp8Case fp8 = c, bf16 = c;
-    fp8.fp8 = options;
-    bf16.fp8 = std::nullopt;
-    const std::vector<double> with = train_in_fp8(fp8).losses, without = train_in_fp8(bf16).losses;
-    EXPECT_LT(without.back(), 0.5 * without.front());
-    for (size_t i = 0; i < with.size(); ++i) EXPECT_NEAR(with[i], without[i], 0.05 * without.front()) << i;
+    for (const uint64_t seed : seeds) {
+      Fp8Case fp8 = c;
+      fp8.fp8 = options;
+      fp8.seed = seed;
+      const std::vector<double> with = train_in_fp8(fp8).losses;
+      EXPECT_LT(largest_difference(with, curves[seed]), 1.5 * rounding) << seed;
+      EXPECT_NEAR(with.back(), curves[seed].back(), 0.25 * curves[seed].back()) << seed;
+    }
   }
 }
 
@@ -255,17 +284,24 @@ GPTConfig fp8_moe_config(TokenDispatch dispatch = TokenDispatch::all_gather) {
   return config;
 }
 
-TEST(Fp8Experts, AreCloseToUnquantizedTraining) {
-  const GPTConfig config = fp8_moe_config();
+// Each token uses all experts, so that rounding changes no choice. A value rounded to e4m3 is 2.6 % off and one
+// to e5m2 5.2 % (root mean square); between the loss and these gradients lie two of e5m2, and in the forward
+// pass about 13 of e4m3: together sqrt(2 * 5.2^2 + 13 * 2.6^2) = 12 %. nn/moe/experts_fp8_test.cpp compares with
+// quantized fp64.
+TEST(Fp8Experts, AreAsCloseToUnquantizedTrainingAsRoundingIs) {
+  GPTConfig config = fp8_moe_config();
+  config.experts.options.router.routing.topk = config.experts.options.router.experts;
   const Fp8Outcome plain = train_in_fp8({.config = config, .fp8 = std::nullopt});
   for (const auto recipe : {Fp8Options::Recipe::delayed, Fp8Options::Recipe::tensorwise}) {
     const Fp8Outcome fp8 = train_in_fp8({.config = config, .fp8 = Fp8Options{.recipe = recipe}});
-    EXPECT_NEAR(fp8.losses.back(), plain.losses.back(), 0.01 * plain.losses.back());
-    for (const char* layer : {"linear_fc1", "linear_fc2"}) {
-      const std::string name = fmt::format("decoder.layers.1.mlp.experts.2.{}.weight", layer);
-      const double error = relative_error(fp8.gradients.at(name), plain.gradients.at(name));
-      EXPECT_GT(error, 1e-3) << name;  // it was FP8
-      EXPECT_LT(error, 0.35) << name;  // some tokens choose other experts
+    EXPECT_NEAR(fp8.losses.back(), plain.losses.back(), 3e-3 * plain.losses.back());
+    for (int64_t expert = 0; expert < 4; ++expert) {
+      for (const char* layer : {"linear_fc1", "linear_fc2"}) {
+        const std::string name = fmt::format("decoder.layers.1.mlp.experts.{}.{}.weight", expert, layer);
+        const double error = relative_error(fp8.gradients.at(name), plain.gradients.at(name));
+        EXPECT_GT(error, 0.06) << name;  // it was FP8
+        EXPECT_LT(error, 0.18) << name;
+      }
     }
   }
 }
