@@ -143,6 +143,11 @@ std::vector<std::string> notices_of(const MegatronCheckpoint& checkpoint, const 
     notices.emplace_back(
         "the checkpoint has no arguments: by its shapes it is NVIDIA's model of 345 million parameters, with "
         "16 attention heads; --num-attention-heads gives another number");
+  if (const std::vector<std::string> unknown = unknown_arguments(checkpoint.source().args); !unknown.empty())
+    notices.push_back(fmt::format(
+        "the checkpoint has arguments that Megatron-LM has not: {}; if one of them changes what the model "
+        "computes, this one computes something else",
+        printable(fmt::format("{}", fmt::join(unknown, ", ")), 400)));
   if (vocabulary == 0)
     notices.emplace_back(
         "the size of the vocabulary is not known, so that its padding stays: give --vocab-size or the "

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -21,6 +22,9 @@ nlohmann::json saved_arg(const PickleValue* args, std::string_view name);
 bool has_value(const PickleValue* args, std::string_view name);
 /// Neither null, false nor 0.
 bool is_true(const nlohmann::json& value);
+/// Arguments with a value (see has_value()) that are neither flags of Megatron-LM up to the version in the flags'
+/// table nor what it adds to them at run time: those of forks and of later versions.
+std::vector<std::string> unknown_arguments(const PickleValue* args);
 /// The settings that saved arguments give.
 nlohmann::json saved_settings(const PickleValue* args);
 

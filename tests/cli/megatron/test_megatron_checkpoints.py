@@ -257,6 +257,20 @@ def test_what_is_refused(tmp_path, monkeypatch):
     assert not (tmp_path / "x").exists() or not list((tmp_path / "x").glob("iter_*"))
 
 
+def test_arguments_that_megatron_has_not_are_named(tmp_path):
+    """Those of a fork; not those that are off, those of its flags, and what it adds to them at run time."""
+    folder = save(tmp_path / "in", model(), args=None)
+    path = folder / "iter_0000007/mp_rank_00/model_optim_rng.pt"
+    known = {"num_attention_heads": 2, "seq_length": 12, "max_position_embeddings": 12, "add_position_embedding": True, "rank": 1,
+             "params_dtype": torch.float32, "masked_softmax_fusion": True, "use_gloo_process_groups": True, "kv_lora_rank": 32,
+             "transformer_impl": "local", "gradient_accumulation_fusion": True, "recompute_granularity": "full"}
+    args = argparse.Namespace(**known, fork_logit_cap=30.0, fork_off=False, fork_none=None)
+    torch.save({**torch.load(path, weights_only=False), "args": args}, path)
+    result = teratron("ckpt", "convert", "--from-megatron", folder, "--save", tmp_path / "out")
+    notices = [line for line in result.stderr.splitlines() if "Megatron-LM has not" in line]
+    assert len(notices) == 1 and "has not: fork_logit_cap; if" in notices[0], notices
+
+
 def test_logits_that_megatron_computed(tmp_path):
     """A zip file as NVIDIA publishes them, and the logits that core_v0.7.0 computed with its weights."""
     expected = load_file(FIXTURES / "gpt_a_v0_ngc.safetensors")
