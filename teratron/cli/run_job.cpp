@@ -37,11 +37,11 @@ void exit_immediately(const Fault& fault) {
 
 /// Ends a process that does not come to the end of its step after a signal: see exit_immediately().
 void exit_unanswered(int signal) {
-  error_line(
-      fmt::format("signal {} was not answered: no step or save ended, as where ranks wait for one that is stuck, "
-                  "for a disk or for a GPU. Nothing was saved after it; start again to go on from the "
-                  "last checkpoint, if there is one.",
-                  signal));
+  error_line(fmt::format(
+      "signal {} was not answered: no step or save ended, as where ranks wait for one that is stuck, "
+      "for a disk or for a GPU. Nothing was saved after it; start again to go on from the "
+      "last checkpoint, if there is one.",
+      signal));
   flush_log();
   _exit(128 + signal);
 }

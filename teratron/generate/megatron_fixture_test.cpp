@@ -18,7 +18,8 @@ class TableModel : public Model {
   TableModel(const at::Tensor& of_token, const at::Tensor& of_position)
       : Model({}), of_token_(of_token), of_position_(of_position) {}
   Activations forward(const Activations&, const MicroBatch& batch, LayerStates*) override {
-    return {{"hidden", of_token_.index({batch["tokens"]}) + of_position_.index({batch["sequence_index"] % 5})}};
+    return {
+        {"hidden", of_token_.index({batch["tokens"]}) + of_position_.index({batch["sequence_index"] % 5})}};
   }
   at::Tensor logits(const Activations& output) override { return output["hidden"]; }
 

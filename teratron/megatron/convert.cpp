@@ -12,6 +12,7 @@
 #include "teratron/ckpt/save_plan.h"
 #include "teratron/megatron/checkpoint.h"
 #include "teratron/megatron/saved_args.h"
+#include "teratron/megatron/unknown_args.h"
 
 namespace teratron {
 

@@ -11,7 +11,7 @@
 #include "teratron/base/json.h"
 #include "teratron/hf/float_convert.h"
 #include "teratron/megatron/dist_tensor.h"
-#include "teratron/megatron/merge.h"
+#include "teratron/megatron/merge/merge.h"
 #include "teratron/megatron/optimizer/optimizer_groups.h"
 #include "teratron/megatron/structure.h"
 #include "teratron/megatron/train_state.h"

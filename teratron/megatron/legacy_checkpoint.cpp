@@ -9,7 +9,7 @@
 #include "teratron/base/error.h"
 #include "teratron/hf/float_convert.h"
 #include "teratron/megatron/legacy_chunk.h"
-#include "teratron/megatron/merge.h"
+#include "teratron/megatron/merge/merge.h"
 #include "teratron/megatron/structure.h"
 #include "teratron/megatron/train_state.h"
 #include "teratron/pickle/zip_archive.h"

@@ -22,9 +22,8 @@ nlohmann::json saved_arg(const PickleValue* args, std::string_view name);
 bool has_value(const PickleValue* args, std::string_view name);
 /// Neither null, false nor 0.
 bool is_true(const nlohmann::json& value);
-/// Arguments with a value (see has_value()) that are neither flags of Megatron-LM up to the version in the flags'
-/// table nor what it adds to them at run time: those of forks and of later versions.
-std::vector<std::string> unknown_arguments(const PickleValue* args);
+/// Whether saved_settings() or write_args() know an argument of this name.
+bool is_saved_argument(std::string_view name);
 /// The settings that saved arguments give.
 nlohmann::json saved_settings(const PickleValue* args);
 

@@ -1,4 +1,4 @@
-// Any input of preprocess, compressed or not.
+// Any input of preprocess, JSON lines or text, compressed or not.
 #include "tests/fuzz/scratch.h"
 
 #include "teratron/base/error.h"
@@ -34,9 +34,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const Setup setup;
   teratron::PreprocessOptions options{.json_keys = {"text", "t"}, .append_eod = true};
   options.splitter = [](std::string_view text) { return setup.splitter.split(text); };
-  const std::string path = setup.scratch.write("a.jsonl", {data, size});
+  // Read as JSON lines, then as a text.
+  options.inputs = {setup.scratch.write("a.jsonl", {data, size}), setup.scratch.write("a.txt", {data, size})};
   try {
-    teratron::LineReader reader({path}, 4096);
+    teratron::LineReader reader(options.inputs, 4096);
     while (auto block = reader.next()) {
       options.split_sentences = !options.split_sentences;
       teratron::tokenize_block(*std::move(block), options, setup.tokenizer);

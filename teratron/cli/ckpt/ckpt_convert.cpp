@@ -36,8 +36,8 @@ struct ConversionFlags {
   std::string max_shard_size = "5GB";
   bool to_transformers = false;
   bool print_structure = false;
-  std::optional<int64_t> data_ranks;   // without effect
-  std::vector<std::string> settings;   // flags of `pretrain`, beside from_megatron
+  std::optional<int64_t> data_ranks;  // without effect
+  std::vector<std::string> settings;  // flags of `pretrain`, beside from_megatron
 };
 
 std::optional<Dtype> parse_dtype(const std::string& text) {

@@ -1,4 +1,4 @@
-// FP8 training: layouts, experts, resuming, and loss curves against those of bf16. tests/parity
+// FP8 training: layouts, experts, and loss curves against those of bf16. tests/parity
 // compares the numbers of a step with PyTorch.
 #include <cmath>
 
@@ -235,8 +235,8 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
   return largest;
 }
 
-// How far rounding moves a curve is measured: bf16 against fp32, with several seeds. FP8 moves it as far, since
-// training corrects both; the curves end at the same loss.
+// How far rounding moves a curve is measured: bf16 against fp32, with several seeds. FP8 moves it as far,
+// since training corrects both; the curves end at the same loss.
 TEST(Fp8Training, LossCurvesAreAsCloseToBf16AsThoseOfFp32) {
   const Fp8Case c{.config = gpt2_config(fp8_sizes),
                   .fp8 = std::nullopt,
@@ -284,14 +284,13 @@ GPTConfig fp8_moe_config(TokenDispatch dispatch = TokenDispatch::all_gather) {
   return config;
 }
 
-// Each token uses all experts, so that rounding changes no choice. A value rounded to e4m3 is 2.6 % off and one
-// to e5m2 5.2 % (root mean square); between the loss and these gradients lie two of e5m2, and in the forward
-// pass about 13 of e4m3: together sqrt(2 * 5.2^2 + 13 * 2.6^2) = 12 %. nn/moe/experts_fp8_test.cpp compares with
-// quantized fp64.
+// Each token uses all experts, so that rounding changes no choice. A value rounded to e4m3 is 2.6 % off and
+// one to e5m2 5.2 % (root mean square); between the loss and these gradients lie two of e5m2, and in the
+// forward pass about 13 of e4m3: together sqrt(2 * 5.2^2 + 13 * 2.6^2) = 12 %. nn/moe/experts_fp8_test.cpp
+// compares with quantized fp64.
 TEST(Fp8Experts, AreAsCloseToUnquantizedTrainingAsRoundingIs) {
   GPTConfig config = fp8_moe_config();
-  config.init_std =
-      0.01;  // below the normal numbers of e4m3, 2^-6: without scales such weights would be lost
+  config.init_std = 0.01;  // below e4m3's normal numbers, 2^-6: without scales such weights would be lost
   config.experts.options.router.routing.topk = config.experts.options.router.experts;
   const Fp8Outcome plain = train_in_fp8({.config = config, .fp8 = std::nullopt});
   for (const auto recipe : {Fp8Options::Recipe::delayed, Fp8Options::Recipe::tensorwise}) {
@@ -357,80 +356,6 @@ TEST(Fp8Experts, StayInBf16WithTheirLayer) {
   const Fp8Outcome outcome = train_in_fp8({.config = config});
   EXPECT_EQ(outcome.fp8_state.size(), 8U);
   for (const auto& [name, state] : outcome.fp8_state) EXPECT_EQ(name.find("experts"), std::string::npos);
-}
-
-// ---- Runs ----
-
-class Fp8Run : public SmallRun {
- protected:
-  std::vector<std::string> fp8_flags(const std::string& name,
-                                     const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> all = {"--hidden-size",
-                                    "32",
-                                    "--bf16",
-                                    "--fp8-format",
-                                    "hybrid",
-                                    "--deterministic-mode",
-                                    "--fp8-amax-history-len",
-                                    "4",
-                                    "--fp8-amax-compute-algo",
-                                    "max"};
-    all.insert(all.end(), more.begin(), more.end());
-    return flags(name, all);
-  }
-};
-
-TEST_F(Fp8Run, ResumeIsBitwiseEqual) {
-  for (const int64_t ranks : {1, 4}) {
-    const std::string suffix = std::to_string(ranks);
-    std::vector<std::string> layout;
-    if (ranks == 4) layout = {"--tp", "2", "--sequence-parallel", "--use-distributed-optimizer"};
-    std::vector<std::string> first = layout;
-    first.insert(first.end(), {"--exit-interval", "10"});
-    EXPECT_EQ(train(fp8_flags("whole" + suffix, layout), ranks), ExitCode::ok);
-    EXPECT_EQ(train(fp8_flags("halves" + suffix, first), ranks), ExitCode::ok);
-    EXPECT_EQ(train(fp8_flags("halves" + suffix, layout), ranks), ExitCode::ok);
-    const auto whole = tensors("whole" + suffix, 20);
-    EXPECT_EQ(tensors("halves" + suffix, 20), whole);
-    EXPECT_TRUE(std::any_of(whole.begin(), whole.end(), [](const auto& tensor) {
-      return tensor.first.find("optimizer.fp8_amax_history.decoder.layers.1.mlp.linear_fc2.weight") !=
-             std::string::npos;
-    }));
-  }
-}
-
-TEST_F(Fp8Run, ResumesInAnotherLayout) {
-  EXPECT_EQ(train(fp8_flags("run", {"--exit-interval", "10"})), ExitCode::ok);
-  EXPECT_EQ(train(fp8_flags("run", {"--tp", "2", "--pp", "2"}), 4), ExitCode::ok);
-}
-
-TEST_F(Fp8Run, SwitchesFromBf16AndBack) {
-  const std::vector<std::string> size = {"--hidden-size", "32", "--bf16"};
-  std::vector<std::string> ten = size;
-  ten.insert(ten.end(), {"--exit-interval", "10"});
-  const std::string missing = "does not hold optimizer.fp8_";
-  EXPECT_EQ(train(flags("run", ten)), ExitCode::ok);
-  EXPECT_NE(stderr_of(fp8_flags("run", {"--exit-interval", "5"})).find(missing), std::string::npos);
-  EXPECT_EQ(stderr_of(fp8_flags("run", {"--exit-interval", "17"})).find(missing), std::string::npos);
-  EXPECT_NE(
-      stderr_of(fp8_flags("run", {"--exit-interval", "18", "--fp8-amax-history-len", "2"})).find(missing),
-      std::string::npos);
-  EXPECT_EQ(train(flags("run", size)), ExitCode::ok);
-}
-
-TEST(Fp8Device, RequiresFp8Gemms) {
-  Arguments args;
-  EXPECT_NO_THROW(check_fp8_on(args, "NVIDIA A100", 80));
-  args.fp8 = "hybrid";
-  EXPECT_NO_THROW(check_fp8_on(args, "NVIDIA H200", 90));
-  EXPECT_NO_THROW(check_fp8_on(args, "NVIDIA L40S", 89));
-  try {
-    check_fp8_on(args, "NVIDIA A100", 80);
-    FAIL();
-  } catch (const UserError& error) {
-    EXPECT_EQ(error.exit_code(), ExitCode::config);
-    EXPECT_NE(std::string(error.what()).find("NVIDIA A100 has compute capability 8.0"), std::string::npos);
-  }
 }
 
 }  // namespace

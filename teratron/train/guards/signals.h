@@ -44,9 +44,9 @@ class StopSignals {
     save,        // about as long as the saves before it
     async_save   // waits for a save in the background, for an unknown time
   };
-  /// While one lives, the time of steps does not run. A save that hangs ends the process too, answered or not:
-  /// after twice the patience from the signal, or three times the longest save before it if that is longer.
-  /// The first save and those in the background have thirty times the patience.
+  /// While one lives, the time of steps does not run. A save that hangs ends the process too, answered or
+  /// not: after twice the patience from the signal, or three times the longest save before it if that is
+  /// longer. The first save and those in the background have thirty times the patience.
   class Unhurried {
    public:
     explicit Unhurried(const StopSignals& signals, Work work = Work::open_ended);

@@ -1,4 +1,4 @@
-#include "teratron/megatron/merge.h"
+#include "teratron/megatron/merge/merge.h"
 
 #include <algorithm>
 #include <cstring>
