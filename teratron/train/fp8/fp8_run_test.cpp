@@ -1,5 +1,6 @@
 // Runs in FP8: resuming, other layouts, to bf16 and back, and the devices that can.
 #include "teratron/testing/train_run.h"
+#include "teratron/train/engine/engine_options.h"
 
 namespace teratron {
 namespace {

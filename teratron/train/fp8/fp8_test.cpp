@@ -5,7 +5,6 @@
 #include "teratron/testing/layouts.h"
 #include "teratron/testing/models.h"
 #include "teratron/testing/train_run.h"
-#include "teratron/train/engine/engine_options.h"
 
 namespace teratron {
 namespace {
