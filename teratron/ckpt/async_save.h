@@ -31,8 +31,9 @@ class AsyncSave {
   /// save if another rank still writes.
   ~AsyncSave();
 
-  /// Number of stages (0 to 3) that this rank's thread has finished: shards; files of the manifest, if it is
-  /// divided; commit. Not collective.
+  /// Number of stages (0 to 5) that this rank's thread has finished: shards; files of the manifest, if it is
+  /// divided; commit. Where nodes have a folder each: shards; the manifest; its copies; commit; commit on the
+  /// other nodes. Not collective.
   int64_t progress() const { return progress_.load(); }
   /// Continues with the next stage if all ranks have finished the last one. `least_progress` is the minimum
   /// of progress() over the ranks. Returns what was committed in the end. Collective; errors like
@@ -42,12 +43,21 @@ class AsyncSave {
   SavedCheckpoint finish();
 
  private:
-  enum class Stage : uint8_t { shards, manifest_files, commit };
+  enum class Stage : uint8_t { shards, manifest_files, manifest, prepare, commit, follow };
+  void create_partial();
+  bool has_nodes() const;
+  bool follows() const;  // the first rank of a node but rank 0's
+  std::string agree_on(const std::string& outcome);
   void start(Stage stage);
   std::string work(Stage stage);  // its result
   void divide_manifest();
   void list_files();
+  std::string manifest_text();
+  void prepare();
   std::string commit();
+  void follow();
+  void commit_folder();
+  void update_tracker();
   void prune();
   std::filesystem::path committed() const;
   ShardTarget target() const;
@@ -59,11 +69,13 @@ class AsyncSave {
   int64_t rank_;
   std::unique_ptr<SavePlan> plan_;
   std::string run_id_;
-  std::unique_ptr<PartialDirectory> partial_;  // rank 0
+  std::unique_ptr<PartialDirectory> partial_;  // the first rank of a folder
   Stage stage_ = Stage::shards;
   std::string outcome_;                      // of the last stage (collective_errors.h)
   std::unique_ptr<SavedMetadata> metadata_;  // of this rank
   std::unique_ptr<Manifest> manifest_;       // rank 0 fills it
+  std::string manifest_text_;                // rank 0 and, before its commit, other nodes
+  double seconds_ = 0.0;                     // to the commit
   int64_t bytes_ = 0;                        // of all shards
   std::atomic<int64_t> progress_ = 0;
   int64_t passed_ = 0;         // stages after which the ranks have synchronized

@@ -17,6 +17,10 @@
 // old or the new checkpoint loads completely. What fails after the commit is a warning. Old checkpoints and
 // leftovers are removed on a thread that no rank waits for.
 //
+// Machines without a shared disk have a folder each (nodes/node_folders.h): it holds the shards of its ranks
+// and the whole manifest, which names the ranks of each. A load reads what is here, and the rest through
+// ranks that see it (nodes/peer_shards.h).
+//
 // No rank sees the metadata of all: which rank writes a tensor and which chunks a rank reads are settled by
 // a rank that is responsible for the tensor (save_plan.h, shared_manifest.h). Traffic, memory and time of a
 // rank do not grow with the number of ranks, except for some bytes per rank on rank 0 and for tensors of
@@ -43,6 +47,7 @@
 namespace teratron {
 
 class BackgroundRemoval;
+struct NodeFolders;
 
 /// The part of a global tensor that this rank holds, in host memory, row-major.
 struct LocalTensor {
@@ -84,7 +89,11 @@ struct SaveRequest {
   int64_t min_file_bytes = int64_t{64} << 20;
   /// Size of metadata that one rank writes, as JSON; more is divided into files of about this size.
   int64_t manifest_file_bytes = int64_t{4} << 20;
-  /// Removes old checkpoints and leftovers, on rank 0. Null: the save has its own, whose end waits for it.
+  /// The folders that the ranks see as `directory`, which may have another name on each node. Null: one for
+  /// all.
+  std::shared_ptr<const NodeFolders> nodes = nullptr;
+  /// Removes old checkpoints and leftovers, on the first rank of a folder. Null: the save has its own, whose
+  /// end waits for it.
   std::shared_ptr<BackgroundRemoval> removal = nullptr;
   /// Called once it is known which of the tensors this rank writes, before any is read.
   std::function<void(const std::vector<bool>& written)> on_planned = nullptr;
@@ -100,17 +109,19 @@ struct SavedCheckpoint {
 /// system refused (full, read-only, not permitted, I/O error); nothing of the attempt remains.
 SavedCheckpoint save_checkpoint(const SaveRequest& request, HostGroup& group);
 
-/// Creates the directory if needed and checks that rank 0 can write there and every rank sees it; to be
-/// called before the model is built. UserError(config) if it is not permitted, read-only, on a full disk or
-/// not shared.
-void check_save_directory(const std::filesystem::path& directory, HostGroup& group);
-
 // ---- Finding and opening ----
 
 struct TensorInfo {
   Dtype dtype = Dtype::f32;
   std::vector<int64_t> shape;  // global, without padding
   bool operator==(const TensorInfo&) const = default;
+};
+
+/// Ranks of a save whose folder the other ranks did not see.
+struct CheckpointNode {
+  std::string host;
+  std::vector<int64_t> ranks;
+  bool operator==(const CheckpointNode&) const = default;
 };
 
 struct CheckpointInfo {
@@ -122,15 +133,21 @@ struct CheckpointInfo {
   std::string config;
   std::string state;
   std::map<std::string, TensorInfo> tensors;
+  std::vector<CheckpointNode> nodes = {};  // empty: all ranks wrote to one folder
 };
 
 /// `directory` itself if it is a checkpoint, else the one of `iteration`, else the newest in it whose
 /// manifest and file sizes are valid (a warning names the others). Newest is the last committed, even after a
-/// restart from an earlier iteration. Nullopt if there is none; UserError(checkpoint) if none is valid, if
-/// `iteration` is missing or corrupt, or if the folder holds PyTorch files (.pt, .distcp); UserError(config)
-/// if a rank does not see what rank 0 found.
+/// restart from an earlier iteration. Rank 0 chooses; another rank may have another folder, or none, if ranks
+/// that see the shards can send them. Nullopt if there is none. UserError(checkpoint) if none is valid, if
+/// `iteration` is missing or corrupt, if only rank 0 sees none, or if the folder holds PyTorch files (.pt,
+/// .distcp).
 std::optional<std::filesystem::path> find_checkpoint(const std::filesystem::path& directory,
                                                      std::optional<int64_t> iteration, HostGroup& group);
+
+/// Throws where find_checkpoint() has found nothing, if that is so on rank 0 alone: UserError(checkpoint)
+/// that names its node, UserError(config) if the save had one folder.
+void require_no_checkpoints(const std::filesystem::path& directory, HostGroup& group);
 
 /// Reads manifest.json of an iter_* directory, and looks at no other file. Not collective.
 CheckpointInfo open_checkpoint(const std::filesystem::path& path);
@@ -160,21 +177,24 @@ struct LoadRequest {
   std::function<std::vector<LocalTensor>(const CheckpointInfo&)> select = nullptr;
   int max_corrupt = 3;     // throws after so many corrupt checkpoints
   bool quarantine = true;  // false: the folder is another run's, so nothing in it is renamed
+  std::shared_ptr<const NodeFolders> nodes = nullptr;  // with `quarantine`, as SaveRequest::nodes
 };
 
 /// find + open + load. A corrupt checkpoint is renamed to iter_N.bad with a warning, and the next older one
-/// is tried. Nullopt if the directory holds no checkpoint; UserError(config) if a rank does not see what rank
-/// 0 found.
+/// is tried; so it is, without renaming, where no rank sees the shards of a node. Nullopt if the directory
+/// holds no checkpoint; UserError(checkpoint) as find_checkpoint(), MissingShards (nodes/saved_nodes.h) if
+/// none is whole.
 std::optional<CheckpointInfo> load_checkpoint(const LoadRequest& request, HostGroup& group);
 
-/// Verifies every byte of a checkpoint against its hashes. Returns the number of bytes; CorruptCheckpoint
-/// with all problems. Not collective.
+/// Verifies every byte of a checkpoint against its hashes; in a node's folder, of the nodes whose shards are
+/// there (nodes/saved_nodes.h). Returns the number of bytes; CorruptCheckpoint with all problems. Not
+/// collective.
 int64_t verify_checkpoint(const std::filesystem::path& path);
 
 /// Moves all checkpoints of `directory` and the tracker file into a folder "replaced-N" in it, the newest
-/// last, so that a new run leaves nothing that a later start could mistake for its own. Returns the folder;
-/// nullopt if there were none.
+/// last, so that a new run leaves nothing that a later start could mistake for its own. Returns rank 0's
+/// folder; nullopt if there were none. `nodes`: as SaveRequest::nodes.
 std::optional<std::filesystem::path> archive_checkpoints(const std::filesystem::path& directory,
-                                                         HostGroup& group);
+                                                         const NodeFolders* nodes, HostGroup& group);
 
 }  // namespace teratron

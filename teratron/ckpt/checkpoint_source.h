@@ -22,15 +22,20 @@ class CheckpointSource {
   virtual bool reads_in_parts(const std::string&) const { return true; }
 };
 
+class RemoteShards;
 class SharedManifest;
+struct Manifest;
 
 /// One of ours. Not thread-safe.
 class CheckpointReader final : public CheckpointSource {
  public:
   /// By its iter_* directory, for tools: reads the whole manifest and looks at all shards. Not collective.
   explicit CheckpointReader(const std::filesystem::path& path);
-  /// For reads of these parts alone, whose places the ranks ask each other for. Collective; read() is not.
-  CheckpointReader(const SharedManifest& manifest, const std::vector<LocalTensor>& parts);
+  /// With its manifest, where `remote` may hold shards (nodes/peer_shards.h). Not collective.
+  CheckpointReader(const std::filesystem::path& path, Manifest manifest, const RemoteShards& remote);
+  /// For reads of these parts alone, whose places the ranks ask each other for. What only other nodes see of
+  /// them is held in memory. Collective; read() is not.
+  CheckpointReader(const SharedManifest& shared, const std::vector<LocalTensor>& parts, HostGroup& group);
   ~CheckpointReader() override;
   const CheckpointInfo& info() const override;
   /// Errors like load_tensors; the padding is set to zero.

@@ -135,13 +135,12 @@ void reject_pickled(const fs::path& path) {
   }
   if (!found) return;
   throw checkpoint_error(
-      {.what =
-           "this is a pickled PyTorch file; no command but 'ckpt convert' opens such files, and that only "
-           "as data",
+      {.what = "this is a pickled PyTorch file, which is none of this program's checkpoints",
        .where = printable(found->string(), 4096),
        .fix =
-           "Megatron-LM checkpoint: 'teratron ckpt convert --from-megatron IN --save DIR', then --load DIR "
-           "--finetune. Hugging Face model: 'teratron ckpt convert --from-hf FOLDER --save DIR'"});
+           "Megatron-LM checkpoint: name it with --load, and another folder with --save, or convert it with "
+           "'teratron ckpt convert --from-megatron IN --save DIR'. Hugging Face model: 'teratron ckpt "
+           "convert --from-hf FOLDER --save DIR'"});
 }
 
 std::vector<fs::path> find_leftovers(const fs::path& directory) {

@@ -282,7 +282,7 @@ TEST_F(DividedManifest, what_was_found_is_loaded_without_reading_the_manifest_ag
                     parts = tensors_of_saved(group.rank(), ranks);
         load_tensors(*found, own.list(), {}, group);
         EXPECT_EQ(own.difference(1), "");
-        const CheckpointReader reader(*found, parts.list());
+        const CheckpointReader reader(*found, parts.list(), group);
         EXPECT_EQ(reader.info().tensors, found->info().tensors);
         for (const LocalTensor& part : parts.list()) reader.read(part);
         for (const LocalTensor& part : parts.list()) reader.read(part);
@@ -300,7 +300,7 @@ TEST_F(DividedManifest, fault_14_a_part_that_is_damaged_when_it_is_read) {
   run_host_group(2, [&](HostGroup& group) {
     const std::optional<SharedManifest> found = find_manifest(directory_.path(), {}, group);
     TestTensors parts = tensors_of_saved(group.rank(), 2);
-    const CheckpointReader reader(*found, parts.list());
+    const CheckpointReader reader(*found, parts.list(), group);
     if (group.rank() == 0) {
       for (const std::string& name : list_directory(path, ExitCode::data)) fs::remove(path / name);
     }

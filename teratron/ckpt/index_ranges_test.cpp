@@ -21,6 +21,20 @@ TEST(IndexRanges, OfTheUsualSplits) {
   EXPECT_TRUE(index_ranges(Shard::split({4, 3}, 0, 2, 1), 2, 2).empty());
 }
 
+// Two groups of 4 + 2 rows of two elements, each on two of four ranks.
+TEST(IndexRanges, OfGroupsWithSharedRows) {
+  const auto shard = [](int64_t index) { return Shard::split_groups({12, 2}, {4, 2}, 4, index); };
+  EXPECT_EQ(shard(0).local_shape(), (std::vector<int64_t>{4, 2}));
+  EXPECT_EQ(index_ranges(shard(0), 0, 8), (Ranges{{0, 0, 4}, {8, 4, 4}}));
+  EXPECT_EQ(index_ranges(shard(1), 0, 8), (Ranges{{4, 0, 8}})) << "the last of the divided rows";
+  EXPECT_EQ(index_ranges(shard(2), 0, 8), (Ranges{{12, 0, 4}, {20, 4, 4}}));
+  EXPECT_EQ(index_ranges(shard(3), 2, 6), (Ranges{{18, 0, 4}})) << "a flat range";
+  EXPECT_EQ(shard(2).shared_numel(), 4);
+  EXPECT_TRUE(shard(2).counts_shared());
+  EXPECT_FALSE(shard(3).counts_shared());
+  EXPECT_EQ(index_ranges(Shard::split_groups({6}, {0, 6}, 2, 1), 0, 6), (Ranges{{0, 0, 6}})) << "only shared";
+}
+
 TEST(IndexRanges, LeaveOutPadding) {
   EXPECT_EQ(index_ranges(Shard::split_padded({5, 2}, 0, 8, 2, 1), 0, 8), (Ranges{{8, 0, 2}}));
   EXPECT_TRUE(index_ranges(Shard::split_padded({5, 2}, 0, 16, 4, 3), 0, 8).empty());

@@ -1,8 +1,6 @@
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <set>
-#include <span>
 
 #include <nlohmann/json.hpp>
 
@@ -10,10 +8,13 @@
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/checkpoint_source.h"
 #include "teratron/ckpt/directory.h"
+#include "teratron/ckpt/nodes/peer_shards.h"
+#include "teratron/ckpt/nodes/saved_nodes.h"
 #include "teratron/ckpt/safetensors.h"
 #include "teratron/ckpt/save_plan.h"
 #include "teratron/ckpt/shard_reader.h"
 #include "teratron/ckpt/shared_manifest.h"
+#include "teratron/ckpt/tensor_loader.h"
 #include "teratron/comm/collective_errors.h"
 
 // Fault points: [that of shared_manifest.h,] ckpt.load_begin, ckpt.load_block (each; a bitflip damages what
@@ -96,132 +97,48 @@ void reject_on_all(const Mismatches& mine, const CheckpointInfo& checkpoint, Hos
   });
 }
 
-// Copies what a stored chunk and a local tensor share, block by block.
-class ChunkLoader {
- public:
-  ChunkLoader(ShardReader& reader, const LocalTensor& target, char* buffer)
-      : reader_(reader), target_(target), element_(size_of(target.dtype)), buffer_(buffer) {}
-
-  /// In the overlaps, `local` is an offset in the target and `other` in the chunk.
-  void load(const ManifestChunk& chunk, const std::vector<Overlap>& overlaps) {
-    size_t first = 0;
-    for (int64_t block = 0; first < overlaps.size(); ++block) {
-      const int64_t begin = block * Manifest::block_bytes;
-      const int64_t end = begin + ShardReader::block_size(chunk, block);
-      TERATRON_ASSERT(begin < end, "{}", target_.name);
-      if (overlaps[first].other * element_ >= end) continue;
-      copy_block(chunk, block, std::span(overlaps).subspan(first), {begin, end});
-      while (first < overlaps.size() && end_of(overlaps[first]) <= end) ++first;
-    }
-  }
-
- private:
-  struct ByteRange {
-    int64_t begin;
-    int64_t end;
-  };
-
-  int64_t end_of(const Overlap& overlap) const { return (overlap.other + overlap.length) * element_; }
-
-  void copy_block(const ManifestChunk& chunk, int64_t block, std::span<const Overlap> overlaps,
-                  ByteRange range) {
-    char* const data = static_cast<char*>(target_.data);
-    const Overlap& first = overlaps.front();
-    if (first.other * element_ <= range.begin && end_of(first) >= range.end) {  // the whole block
-      reader_.read_block(target_.name, chunk, block,
-                         data + ((first.local - first.other) * element_ + range.begin));
-      return;
-    }
-    if (!reader_.read_block(target_.name, chunk, block, buffer_)) return;
-    for (const Overlap& overlap : overlaps) {
-      const int64_t overlap_begin = overlap.other * element_;
-      if (overlap_begin >= range.end) break;
-      const int64_t begin = std::max(overlap_begin, range.begin);
-      const int64_t end = std::min(end_of(overlap), range.end);
-      std::memcpy(data + overlap.local * element_ + begin - overlap_begin, buffer_ + begin - range.begin,
-                  static_cast<size_t>(end - begin));
-    }
-  }
-
-  ShardReader& reader_;
-  const LocalTensor& target_;
-  int64_t element_;
-  char* buffer_;
-};
-
-// The index ranges of each chunk of a tensor, checked against the bytes stored.
-std::vector<std::vector<IndexRange>> ranges_of_chunks(const std::string& name, const ManifestTensor& tensor) {
-  std::vector<std::vector<IndexRange>> ranges;
-  for (const ManifestChunk& chunk : tensor.chunks) {
-    ranges.push_back(stored_ranges(chunk));
-    const int64_t elements = total_length(ranges.back());
-    if (elements * size_of(tensor.dtype) != chunk.bytes) {
-      throw CorruptCheckpoint({{.what = fmt::format("tensor \"{}\": a part has {} bytes for {} elements",
-                                                    printable(name), chunk.bytes, elements)}});
-    }
-  }
-  return ranges;
-}
-
-// Zeroes the elements outside `ranges`: uninitialized padding must not enter any arithmetic.
-void clear_padding(const LocalTensor& target, const std::vector<IndexRange>& ranges) {
-  const int64_t element = size_of(target.dtype);
-  char* const data = static_cast<char*>(target.data);
-  int64_t end = 0;
-  const auto clear_until = [&](int64_t begin) {
-    if (begin > end) std::memset(data + end * element, 0, static_cast<size_t>((begin - end) * element));
-  };
-  for (const IndexRange& range : ranges) {
-    clear_until(range.local);
-    end = range.local + range.length;
-  }
-  clear_until(flat_end_of(target) - target.flat_begin);
-}
-
-}  // namespace
-
-// Loads one local tensor after the other; consecutive ones of the same name share the list of chunks.
-class TensorLoader {
- public:
-  TensorLoader(ShardReader& reader, const Manifest& manifest)
-      : reader_(reader), manifest_(manifest), buffer_(std::make_unique<char[]>(Manifest::block_bytes)) {}
-
-  void load(const LocalTensor& target) {
-    const ManifestTensor& tensor = manifest_.tensors.at(target.name);
-    if (current_ != target.name) chunk_ranges_ = ranges_of_chunks(target.name, tensor);
-    current_ = target.name;
-    const std::vector<IndexRange> needed = index_ranges(target.shard, target.flat_begin, flat_end_of(target));
-    clear_padding(target, needed);
-    ChunkLoader loader(reader_, target, buffer_.get());
-    int64_t found = 0;
-    for (size_t i = 0; i < tensor.chunks.size(); ++i) {
-      const std::vector<Overlap> overlaps = intersect(needed, chunk_ranges_[i]);
-      for (const Overlap& overlap : overlaps) found += overlap.length;
-      loader.load(tensor.chunks[i], overlaps);
-    }
-    if (found != total_length(needed)) {
-      reader_.problems().push_back(
-          {.what = fmt::format("tensor \"{}\": {} elements are needed, {} are stored", printable(target.name),
-                               total_length(needed), found)});
-    }
-  }
-
- private:
-  ShardReader& reader_;
-  const Manifest& manifest_;
-  std::unique_ptr<char[]> buffer_;
-  std::string current_;
-  std::vector<std::vector<IndexRange>> chunk_ranges_;
-};
-
-namespace {
-
-void load_all(const std::vector<LocalTensor>& tensors, TensorLoader& loader) {
+std::vector<const LocalTensor*> by_name(const std::vector<LocalTensor>& tensors) {
   std::vector<const LocalTensor*> order;
   for (const LocalTensor& tensor : tensors) order.push_back(&tensor);
   std::stable_sort(order.begin(), order.end(),
                    [](const LocalTensor* a, const LocalTensor* b) { return a->name < b->name; });
-  for (const LocalTensor* target : order) loader.load(*target);
+  return order;
+}
+
+int64_t total_bytes(const std::set<ShardBytes>& blocks) {
+  int64_t bytes = 0;
+  for (const ShardBytes& block : blocks) bytes += block.bytes;
+  return bytes;
+}
+
+// Some shards are on other nodes: in rounds, each of so few tensors that what is fetched of them is small.
+void load_with_peers(const std::vector<LocalTensor>& tensors, TensorLoader& loader, PeerShards& peers,
+                     HostGroup& group) {
+  constexpr int64_t round_bytes = int64_t{64} << 20;
+  const std::vector<const LocalTensor*> order = by_name(tensors);
+  size_t begin = 0, end = 0;
+  for (std::string more = "more"; !more.empty(); begin = end) {
+    std::set<ShardBytes> blocks;
+    run_on_all_ranks(group, [&] {
+      while (end < order.size() && total_bytes(blocks) < round_bytes)
+        loader.list_blocks(*order[end++], peers, blocks);
+    });
+    peers.fetch(blocks);
+    more = run_on_all_ranks(
+        group,
+        [&] {
+          for (size_t i = begin; i < end; ++i) loader.load(*order[i]);
+          return std::string(end < order.size() ? "more" : "");
+        },
+        [](const std::vector<std::string>& rests) {
+          return std::string(std::ranges::all_of(rests, &std::string::empty) ? "" : "more");
+        });
+  }
+}
+
+// Where shards are looked for that no rank sees.
+const fs::path& folder_of(const SharedManifest& shared) {
+  return shared.folder().empty() ? shared.info().path : shared.folder();
 }
 
 void check_coverage(const std::string& name, const ManifestTensor& tensor, std::vector<Problem>& problems) {
@@ -244,11 +161,16 @@ int64_t load_tensors(const SharedManifest& shared, const std::vector<LocalTensor
   Mismatches mismatches = match(tensors, checkpoint);
   add_unused(selected.unused, ignored, checkpoint, mismatches);
   reject_on_all(mismatches, checkpoint, group);
-  ShardReader reader(checkpoint.path, selected.manifest);
+  const ShardHolders holders(shared.folder(), selected.manifest, group);
+  PeerShards peers(holders);
+  ShardReader reader(folder_of(shared), selected.manifest, &peers);
+  TensorLoader loader(reader, selected.manifest);
+  if (holders.any_missing()) load_with_peers(tensors, loader, peers, group);
   run_on_all_ranks(group, [&] {
     fault_point("ckpt.load_begin");
-    TensorLoader loader(reader, selected.manifest);
-    load_all(tensors, loader);
+    for (const LocalTensor* target : by_name(tensors)) {
+      if (!holders.any_missing()) loader.load(*target);
+    }
     if (!reader.problems().empty()) throw CorruptCheckpoint(reader.problems());
     fault_point("ckpt.load_end");
   });
@@ -283,13 +205,15 @@ void load_tensors(const CheckpointSource& checkpoint, const std::vector<LocalTen
 }
 
 struct CheckpointReader::State {
-  State(const fs::path& path, Manifest described)
+  State(const fs::path& path, Manifest described, const RemoteShards* remote = nullptr)
       : manifest(std::move(described)),
         info(describe_checkpoint(path, manifest)),
-        reader(path, manifest),
+        reader(path, manifest, remote),
         loader(reader, manifest) {}
   Manifest manifest;
   CheckpointInfo info;
+  std::unique_ptr<ShardHolders> holders = nullptr;
+  std::unique_ptr<PeerShards> peers = nullptr;
   ShardReader reader;
   TensorLoader loader;
 };
@@ -297,8 +221,28 @@ struct CheckpointReader::State {
 CheckpointReader::CheckpointReader(const fs::path& path)
     : state_(std::make_unique<State>(path, read_manifest(path))) {}
 
-CheckpointReader::CheckpointReader(const SharedManifest& manifest, const std::vector<LocalTensor>& parts)
-    : state_(std::make_unique<State>(manifest.info().path, manifest.select(parts).manifest)) {}
+CheckpointReader::CheckpointReader(const fs::path& path, Manifest manifest, const RemoteShards& remote)
+    : state_(std::make_unique<State>(path, std::move(manifest), &remote)) {}
+
+CheckpointReader::CheckpointReader(const SharedManifest& shared, const std::vector<LocalTensor>& parts,
+                                   HostGroup& group) {
+  Manifest manifest = shared.select(parts).manifest;
+  auto holders = std::make_unique<ShardHolders>(shared.folder(), manifest, group);
+  auto peers = std::make_unique<PeerShards>(*holders);
+  state_ = std::make_unique<State>(folder_of(shared), std::move(manifest), peers.get());
+  state_->info.path = shared.info().path;
+  state_->holders = std::move(holders);
+  state_->peers = std::move(peers);
+  if (!state_->holders->any_missing()) return;
+  std::set<ShardBytes> blocks;
+  run_on_all_ranks(group, [&] {
+    for (const LocalTensor& part : parts) {
+      if (state_->manifest.tensors.contains(part.name))
+        state_->loader.list_blocks(part, *state_->peers, blocks);
+    }
+  });
+  state_->peers->fetch(blocks);
+}
 
 CheckpointReader::~CheckpointReader() = default;
 
@@ -313,11 +257,14 @@ void CheckpointReader::read(const LocalTensor& target) const {
 }
 
 int64_t verify_checkpoint(const fs::path& path) {
-  const Manifest manifest = read_manifest(path);
+  const Manifest whole = read_whole_manifest(path);
+  const Manifest manifest = without_absent_nodes(path, whole);
+  std::vector<Problem> problems = size_problems(path, manifest.shards);
+  if (!problems.empty()) throw CorruptCheckpoint(std::move(problems));
   ShardReader reader(path, manifest);
   const auto buffer = std::make_unique<char[]>(Manifest::block_bytes);
   for (const auto& [name, tensor] : manifest.tensors) {
-    check_coverage(name, tensor, reader.problems());
+    check_coverage(name, whole.tensors.at(name), reader.problems());
     for (const ManifestChunk& chunk : tensor.chunks) {
       for (int64_t block = 0; block < block_count(chunk.bytes); ++block) {
         reader.read_block(name, chunk, block, buffer.get());

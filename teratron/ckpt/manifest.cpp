@@ -1,5 +1,7 @@
 #include "teratron/ckpt/manifest.h"
 
+#include <set>
+
 #include "teratron/base/hash.h"
 #include "teratron/base/json.h"
 #include "teratron/ckpt/checkpoint.h"
@@ -11,8 +13,6 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 namespace {
-
-constexpr const char* format_name = "teratron-checkpoint";
 
 // Thrown inside the parser; parse_manifest adds the file.
 struct BadManifest {
@@ -52,37 +52,6 @@ uint64_t hash_of(const std::string& text) {
   const std::optional<uint64_t> hash = hash_from_hex(text);
   require(hash.has_value(), "a hash is not 16 hexadecimal digits");
   return *hash;
-}
-
-json chunk_to_json(const ManifestChunk& chunk) {
-  const Region& region = chunk.region;
-  json value = {
-      {"shard", chunk.shard}, {"name", chunk.stored_name}, {"offset", chunk.offset}, {"bytes", chunk.bytes}};
-  if (!region.trimmed.empty()) {
-    json ranges = json::array();
-    for (const IndexRange& range : region.trimmed) ranges.push_back({range.global, range.length});
-    value["runs"] = std::move(ranges);
-  } else {
-    if (region.sharding.dim >= 0) {
-      value["cut"] = {{"dim", region.sharding.dim},
-                      {"segments", region.sharding.segments},
-                      {"padded", region.sharding.padded},
-                      {"parts", region.sharding.parts},
-                      {"index", region.sharding.index}};
-    }
-    value["range"] = {region.flat_begin, region.flat_end};
-  }
-  std::string hashes;
-  for (const uint64_t hash : chunk.hashes) hashes += hash_to_hex(hash);
-  value["hashes"] = std::move(hashes);
-  return value;
-}
-
-json shard_to_json(const ManifestShard& shard) {
-  return {{"file", shard.file},
-          {"bytes", shard.bytes},
-          {"header_bytes", shard.header_bytes},
-          {"header_hash", hash_to_hex(shard.header_hash)}};
 }
 
 // Shard's factories assert; values from a file need checks first.
@@ -238,6 +207,20 @@ ManifestFile file_from_json(const json& value) {
   return file;
 }
 
+// Every rank is in one of them.
+std::vector<CheckpointNode> nodes_from_json(const json& value, int64_t ranks) {
+  std::vector<CheckpointNode> nodes;
+  std::set<int64_t> all;
+  for (const json& node : value) {
+    nodes.push_back({text_of(node, "host"), to_ints(member(node, "ranks"), "ranks")});
+    for (const int64_t rank : nodes.back().ranks)
+      require(rank < ranks && all.insert(rank).second, "a node has a rank that is not its own");
+    require(!nodes.back().ranks.empty(), "a node has no ranks");
+  }
+  require(static_cast<int64_t>(all.size()) == ranks, "a rank is on no node");
+  return nodes;
+}
+
 // Format 2.0.
 void read_index(const json& value, Manifest& manifest) {
   manifest.bytes = to_int(member(value, "bytes"), "bytes");
@@ -252,6 +235,19 @@ void read_index(const json& value, Manifest& manifest) {
   });
 }
 
+// Format 1.0.
+void read_whole(const json& value, Manifest& manifest) {
+  ManifestFragment whole = fragment_from_json(value, Chunks::all);
+  manifest.shards = std::move(whole.shards);
+  manifest.tensors = std::move(whole.tensors);
+  // Earlier releases wrote one shard per rank.
+  manifest.ranks = value.contains("ranks") ? to_int(value["ranks"], "ranks")
+                                           : static_cast<int64_t>(manifest.shards.size());
+  for (const ManifestShard& shard : manifest.shards) {
+    require(!__builtin_add_overflow(manifest.bytes, shard.bytes, &manifest.bytes), "the shards overflow");
+  }
+}
+
 Manifest manifest_from_json(const json& value, bool is_divided) {
   Manifest manifest;
   manifest.run_id = text_of(value, "run_id");
@@ -264,23 +260,16 @@ Manifest manifest_from_json(const json& value, bool is_divided) {
   manifest.state = member(value, "state").dump();
   if (is_divided) {
     read_index(value, manifest);
-    return manifest;
+  } else {
+    read_whole(value, manifest);
   }
-  ManifestFragment whole = fragment_from_json(value, Chunks::all);
-  manifest.shards = std::move(whole.shards);
-  manifest.tensors = std::move(whole.tensors);
-  // Earlier releases wrote one shard per rank.
-  manifest.ranks = value.contains("ranks") ? to_int(value["ranks"], "ranks")
-                                           : static_cast<int64_t>(manifest.shards.size());
-  for (const ManifestShard& shard : manifest.shards) {
-    require(!__builtin_add_overflow(manifest.bytes, shard.bytes, &manifest.bytes), "the shards overflow");
-  }
+  if (value.contains("nodes")) manifest.nodes = nodes_from_json(value["nodes"], manifest.ranks);
   return manifest;
 }
 
 // The major version.
 int check_version(const json& value, const std::string& where) {
-  require(value.is_object() && value.contains("format") && value["format"] == format_name,
+  require(value.is_object() && value.contains("format") && value["format"] == Manifest::format_name,
           "not a Teratron manifest");
   const std::string version = text_of(value, "format_version");
   const int major = std::atoi(version.c_str());
@@ -300,64 +289,6 @@ int check_version(const json& value, const std::string& where) {
 std::vector<IndexRange> index_ranges(const Region& region) {
   return region.trimmed.empty() ? index_ranges(region.sharding, region.flat_begin, region.flat_end)
                                 : region.trimmed;
-}
-
-namespace {
-
-json to_json(const std::map<std::string, ManifestTensor>& tensors) {
-  json values = json::object();
-  for (const auto& [name, tensor] : tensors) {
-    json chunks = json::array();
-    for (const ManifestChunk& chunk : tensor.chunks) chunks.push_back(chunk_to_json(chunk));
-    values[name] = {{"dtype", name_of(tensor.dtype)}, {"shape", tensor.shape}, {"parts", std::move(chunks)}};
-  }
-  return values;
-}
-
-json to_json(const std::vector<ManifestShard>& shards) {
-  json values = json::array();
-  for (const ManifestShard& shard : shards) values.push_back(shard_to_json(shard));
-  return values;
-}
-
-void add_index(const Manifest& manifest, json& value) {
-  value["bytes"] = manifest.bytes;
-  json files = json::array();
-  for (const ManifestFile& file : manifest.files)
-    files.push_back({{"file", file.file}, {"bytes", file.bytes}, {"hash", hash_to_hex(file.hash)}});
-  value["files"] = std::move(files);
-  json& tensors = value["tensors"] = json::object();
-  for (const auto& [name, tensor] : manifest.tensors)
-    tensors[name] = {{"dtype", name_of(tensor.dtype)}, {"shape", tensor.shape}, {"file", tensor.file}};
-}
-
-}  // namespace
-
-std::string to_text(const ManifestFragment& fragment) {
-  return json{{"shards", to_json(fragment.shards)}, {"tensors", to_json(fragment.tensors)}}.dump() + "\n";
-}
-
-std::string to_text(const Manifest& manifest) {
-  const bool is_divided = !manifest.files.empty();
-  json value = {{"format", format_name},
-                {"format_version", is_divided ? "2.0" : "1.0"},
-                {"written_by", "0.1.0"},
-                {"run_id", manifest.run_id},
-                {"iteration", manifest.iteration},
-                {"sequence", manifest.sequence},
-                {"ranks", manifest.ranks},
-                {"block_bytes", Manifest::block_bytes},
-                {"config", json::parse(manifest.config)},
-                {"state", json::parse(manifest.state)}};
-  if (is_divided) {
-    add_index(manifest, value);
-  } else {
-    value["shards"] = to_json(manifest.shards);
-    value["tensors"] = to_json(manifest.tensors);
-  }
-  std::string text = value.dump();
-  text.replace(text.size() - 1, 1, fmt::format(",\"hash\":\"{}\"}}\n", hash_to_hex(hash_text(text))));
-  return text;
 }
 
 namespace {

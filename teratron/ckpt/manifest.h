@@ -16,12 +16,13 @@
 #include "teratron/base/dtype.h"
 #include "teratron/base/error.h"
 #include "teratron/base/shard.h"
+#include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/index_ranges.h"
 
 namespace teratron {
 
-/// A part of a global tensor: a flat range of a sharding or, where another rank had written some of that, the
-/// list of index ranges left.
+/// A part of a global tensor: a flat range of a sharding or the list of its index ranges: where another rank
+/// had written some of that, those left. A sharding with shared rows (Shard::sharers) is always listed.
 struct Region {
   Shard sharding;
   int64_t flat_begin = 0;
@@ -71,6 +72,7 @@ struct ManifestFile {
 };
 
 struct Manifest {
+  static constexpr const char* format_name = "teratron-checkpoint";
   static constexpr int major_version = 2;
   static constexpr int64_t block_bytes = 4 << 20;  // one hash each
 
@@ -81,7 +83,8 @@ struct Manifest {
   int64_t bytes = 0;     // of all shards
   std::string config;    // JSON objects
   std::string state;
-  std::vector<ManifestFile> files;  // of format 2.0: then shards and chunks are in these
+  std::vector<CheckpointNode> nodes;  // empty: all ranks wrote to one folder
+  std::vector<ManifestFile> files;    // of format 2.0: then shards and chunks are in these
   std::vector<ManifestShard> shards;
   std::map<std::string, ManifestTensor> tensors;
 };
@@ -135,7 +138,6 @@ std::vector<Problem> size_problems(const std::filesystem::path& checkpoint,
 /// read_whole_manifest() and size_problems(): CorruptCheckpoint with all problems.
 Manifest read_manifest(const std::filesystem::path& checkpoint);
 
-struct CheckpointInfo;  // checkpoint.h
 CheckpointInfo describe_checkpoint(const std::filesystem::path& path, const Manifest& manifest);
 
 }  // namespace teratron

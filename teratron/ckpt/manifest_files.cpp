@@ -1,16 +1,20 @@
-// Manifests as files, and fragments of them put together.
+// Manifests as text and files, and fragments of them put together.
 #include <limits>
 #include <system_error>
+
+#include <nlohmann/json.hpp>
 
 #include "teratron/base/fault_point.h"
 #include "teratron/base/file.h"
 #include "teratron/base/hash.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/manifest.h"
+#include "teratron/ckpt/nodes/saved_nodes.h"
 
 namespace teratron {
 
 namespace fs = std::filesystem;
+using nlohmann::json;
 
 namespace {
 
@@ -43,6 +47,97 @@ void check_described(const ManifestFragment& fragment, const Manifest& index, in
 }
 
 }  // namespace
+
+namespace {
+
+json chunk_to_json(const ManifestChunk& chunk) {
+  const Region& region = chunk.region;
+  json value = {
+      {"shard", chunk.shard}, {"name", chunk.stored_name}, {"offset", chunk.offset}, {"bytes", chunk.bytes}};
+  if (!region.trimmed.empty()) {
+    json ranges = json::array();
+    for (const IndexRange& range : region.trimmed) ranges.push_back({range.global, range.length});
+    value["runs"] = std::move(ranges);
+  } else {
+    if (region.sharding.dim >= 0) {
+      value["cut"] = {{"dim", region.sharding.dim},
+                      {"segments", region.sharding.segments},
+                      {"padded", region.sharding.padded},
+                      {"parts", region.sharding.parts},
+                      {"index", region.sharding.index}};
+    }
+    value["range"] = {region.flat_begin, region.flat_end};
+  }
+  std::string hashes;
+  for (const uint64_t hash : chunk.hashes) hashes += hash_to_hex(hash);
+  value["hashes"] = std::move(hashes);
+  return value;
+}
+
+json shard_to_json(const ManifestShard& shard) {
+  return {{"file", shard.file},
+          {"bytes", shard.bytes},
+          {"header_bytes", shard.header_bytes},
+          {"header_hash", hash_to_hex(shard.header_hash)}};
+}
+
+json to_json(const std::map<std::string, ManifestTensor>& tensors) {
+  json values = json::object();
+  for (const auto& [name, tensor] : tensors) {
+    json chunks = json::array();
+    for (const ManifestChunk& chunk : tensor.chunks) chunks.push_back(chunk_to_json(chunk));
+    values[name] = {{"dtype", name_of(tensor.dtype)}, {"shape", tensor.shape}, {"parts", std::move(chunks)}};
+  }
+  return values;
+}
+
+json to_json(const std::vector<ManifestShard>& shards) {
+  json values = json::array();
+  for (const ManifestShard& shard : shards) values.push_back(shard_to_json(shard));
+  return values;
+}
+
+void add_index(const Manifest& manifest, json& value) {
+  value["bytes"] = manifest.bytes;
+  json files = json::array();
+  for (const ManifestFile& file : manifest.files)
+    files.push_back({{"file", file.file}, {"bytes", file.bytes}, {"hash", hash_to_hex(file.hash)}});
+  value["files"] = std::move(files);
+  json& tensors = value["tensors"] = json::object();
+  for (const auto& [name, tensor] : manifest.tensors)
+    tensors[name] = {{"dtype", name_of(tensor.dtype)}, {"shape", tensor.shape}, {"file", tensor.file}};
+}
+
+}  // namespace
+
+std::string to_text(const ManifestFragment& fragment) {
+  return json{{"shards", to_json(fragment.shards)}, {"tensors", to_json(fragment.tensors)}}.dump() + "\n";
+}
+
+std::string to_text(const Manifest& manifest) {
+  const bool is_divided = !manifest.files.empty();
+  json value = {{"format", Manifest::format_name},
+                {"format_version", is_divided ? "2.0" : "1.0"},
+                {"written_by", "0.1.0"},
+                {"run_id", manifest.run_id},
+                {"iteration", manifest.iteration},
+                {"sequence", manifest.sequence},
+                {"ranks", manifest.ranks},
+                {"block_bytes", Manifest::block_bytes},
+                {"config", json::parse(manifest.config)},
+                {"state", json::parse(manifest.state)}};
+  if (is_divided) {
+    add_index(manifest, value);
+  } else {
+    value["shards"] = to_json(manifest.shards);
+    value["tensors"] = to_json(manifest.tensors);
+  }
+  for (const CheckpointNode& node : manifest.nodes)
+    value["nodes"].push_back({{"host", node.host}, {"ranks", node.ranks}});
+  std::string text = value.dump();
+  text.replace(text.size() - 1, 1, fmt::format(",\"hash\":\"{}\"}}\n", hash_to_hex(hash_text(text))));
+  return text;
+}
 
 void FragmentBuilder::add_tensor(const std::string& name, const ManifestTensor& tensor) {
   ManifestTensor& added = fragment_.tensors[name];
@@ -124,7 +219,9 @@ std::vector<Problem> size_problems(const fs::path& checkpoint, const std::vector
 
 Manifest read_manifest(const fs::path& checkpoint) {
   Manifest manifest = read_whole_manifest(checkpoint);
-  std::vector<Problem> problems = size_problems(checkpoint, manifest.shards);
+  const std::vector<std::string> missing = missing_shards(checkpoint, manifest);
+  std::vector<Problem> problems = missing_problems(checkpoint, manifest.nodes, missing);
+  if (problems.empty()) problems = size_problems(checkpoint, manifest.shards);
   if (!problems.empty()) throw CorruptCheckpoint(std::move(problems));
   return manifest;
 }
@@ -136,7 +233,9 @@ CheckpointInfo describe_checkpoint(const fs::path& path, const Manifest& manifes
                       .ranks = manifest.ranks,
                       .bytes = manifest.bytes,
                       .config = manifest.config,
-                      .state = manifest.state};
+                      .state = manifest.state,
+                      .tensors = {},
+                      .nodes = manifest.nodes};
   for (const auto& [name, tensor] : manifest.tensors) info.tensors[name] = {tensor.dtype, tensor.shape};
   return info;
 }

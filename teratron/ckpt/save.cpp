@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <system_error>
 #include <thread>
 
@@ -15,6 +14,7 @@
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/manifest.h"
+#include "teratron/ckpt/nodes/node_folders.h"
 #include "teratron/ckpt/save_plan.h"
 #include "teratron/ckpt/saved_metadata.h"
 #include "teratron/ckpt/write_shards.h"
@@ -22,14 +22,14 @@
 
 // Fault points, in order: those of save_plan.h, ckpt.begin, ckpt.partial_created, ckpt.start_thread (of every
 // stage), those of write_shards.h, those of saved_metadata.h, ckpt.before_manifest, ckpt.manifest_written,
-// ckpt.before_commit, [ckpt.exchanged], ckpt.after_commit, ckpt.after_tracker, [ckpt.before_prune,
-// ckpt.pruned], ckpt.end, those of background_removal.h.
+// ckpt.before_commit (of other nodes ckpt.before_follow), [ckpt.exchanged], ckpt.after_commit,
+// ckpt.after_tracker, [ckpt.before_prune, ckpt.pruned], ckpt.end, those of background_removal.h.
 
 namespace teratron {
 
 namespace fs = std::filesystem;
 
-// Rank 0's directory of an unfinished save; removed unless committed.
+// A folder's directory of an unfinished save; removed unless committed or kept.
 class PartialDirectory {
  public:
   PartialDirectory(fs::path path, BackgroundRemoval& removal) : folder_(std::move(path)), removal_(removal) {
@@ -37,16 +37,18 @@ class PartialDirectory {
     lock_ = FileLock::try_acquire_directory(folder_.path());
   }
   ~PartialDirectory() {
-    if (!committed_) removal_.add({folder_.path()});
+    if (!stays_) removal_.add({folder_.path()});
   }
   PartialDirectory(const PartialDirectory&) = delete;
   PartialDirectory& operator=(const PartialDirectory&) = delete;
 
+  /// From now on rank 0 may commit it: if this process ends meanwhile, finish_commits() does it here.
+  void keep() { stays_ = true; }
   /// Removes what was there before.
   void commit(const fs::path& target) {
     std::optional<fs::path> replaced;
     folder_.finish([&] { replaced = commit_directory(folder_.path(), target); });
-    committed_ = true;
+    stays_ = true;
     if (replaced) removal_.add({*replaced});
   }
 
@@ -54,7 +56,7 @@ class PartialDirectory {
   UnfinishedFolder folder_;
   BackgroundRemoval& removal_;
   std::optional<FileLock> lock_;  // tells a running save from a leftover
-  bool committed_ = false;
+  bool stays_ = false;
 };
 
 namespace {
@@ -137,18 +139,43 @@ AsyncSave::AsyncSave(SaveRequest request, std::shared_ptr<const void> memory, Ho
   if (request_.on_planned) {
     run_on_all_ranks(group, [&] { request_.on_planned(written_tensors(*plan_, request_.tensors.size())); });
   }
+  if (request_.nodes) finish_commits(request_.directory, *request_.nodes, group);
   const auto create = [&] {
-    fault_point("ckpt.begin");
-    make_directories(request_.directory, ExitCode::checkpoint);
-    request_.removal->add_and_wait(find_leftovers(request_.directory));
-    const std::string run_id = random_hex(16);
-    partial_ =
-        std::make_unique<PartialDirectory>(committed().string() + ".partial-" + run_id, *request_.removal);
-    fault_point("ckpt.partial_created");
-    return run_id;
+    run_id_ = random_hex(16);
+    create_partial();
+    return run_id_;
   };
   run_id_ = broadcast_outcome(rank_ == 0 ? capture_save(create) : "", group);
+  if (has_nodes()) {
+    const auto create_here = [&] {
+      if (follows()) create_partial();
+      return std::string();
+    };
+    agree_on(capture_save(create_here));
+  }
   start(Stage::shards);
+}
+
+void AsyncSave::create_partial() {
+  fault_point("ckpt.begin");
+  make_directories(request_.directory, ExitCode::checkpoint);
+  request_.removal->add_and_wait(find_leftovers(request_.directory));
+  partial_ = std::make_unique<PartialDirectory>(target().partial, *request_.removal);
+  fault_point("ckpt.partial_created");
+}
+
+bool AsyncSave::has_nodes() const {
+  return request_.nodes && !request_.nodes->is_shared();
+}
+
+bool AsyncSave::follows() const {
+  return has_nodes() && rank_ > 0 && request_.nodes->leads(rank_);
+}
+
+// Rank 0's result, on all ranks, if every rank has one.
+std::string AsyncSave::agree_on(const std::string& outcome) {
+  return combine_outcomes(outcome, group_,
+                          [](const std::vector<std::string>& results) { return results[0]; });
 }
 
 AsyncSave::~AsyncSave() = default;
@@ -178,16 +205,30 @@ void AsyncSave::start(Stage stage) {
 }
 
 std::string AsyncSave::work(Stage stage) {
-  if (stage == Stage::manifest_files) return metadata_->write_files(target());
-  if (stage == Stage::commit) return rank_ == 0 ? commit() : "";
+  switch (stage) {
+    case Stage::shards:
+      break;
+    case Stage::manifest_files:
+      return metadata_->write_files(target());
+    case Stage::manifest:
+      return rank_ == 0 ? manifest_text() : "";
+    case Stage::prepare:
+      if (partial_) prepare();
+      return "";
+    case Stage::commit:
+      return rank_ == 0 ? commit() : "";
+    case Stage::follow:
+      if (follows()) follow();
+      return "";
+  }
   wait_until_visible(target().partial);
   metadata_ = std::make_unique<SavedMetadata>(write_shards(request_, *plan_, target()), *plan_);
   const SavedMetadata::Sizes sizes = metadata_->sizes();
   return fmt::format("{} {}", sizes.shards, sizes.metadata);
 }
 
-// Rank 0: manifest, commit, tracker file; returns the seconds to the commit.
-std::string AsyncSave::commit() {
+// Rank 0.
+std::string AsyncSave::manifest_text() {
   if (manifest_->files.empty()) metadata_->add_to(*manifest_);
   manifest_->run_id = run_id_;
   manifest_->iteration = request_.iteration;
@@ -196,21 +237,49 @@ std::string AsyncSave::commit() {
   manifest_->bytes = bytes_;
   manifest_->config = request_.config;
   manifest_->state = request_.state;
-  const std::string text = checked_text(*manifest_);
+  if (has_nodes()) manifest_->nodes = request_.nodes->nodes;
+  return checked_text(*manifest_);
+}
+
+void AsyncSave::prepare() {
   fault_point("ckpt.before_manifest");
-  write_text(target().partial / "manifest.json", text, ExitCode::checkpoint);
+  write_text(target().partial / "manifest.json", manifest_text_, ExitCode::checkpoint);
+  if (follows()) partial_->keep();
   fault_point("ckpt.manifest_written");
+}
+
+// Rank 0: commit, tracker file; returns the seconds to the commit.
+std::string AsyncSave::commit() {
+  if (!has_nodes()) {
+    manifest_text_ = manifest_text();
+    prepare();
+  }
   fault_point("ckpt.before_commit");
+  commit_folder();
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin_;
+  update_tracker();
+  if (!has_nodes()) prune();
+  return std::to_string(seconds.count());
+}
+
+// The first rank of another node, once rank 0 has committed.
+void AsyncSave::follow() {
+  fault_point("ckpt.before_follow");
+  commit_folder();
+  update_tracker();
+}
+
+void AsyncSave::commit_folder() {
   request_.removal->wait_until_chosen();  // an earlier save must not take the new one for outdated
   partial_->commit(committed());
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin_;
+}
+
+void AsyncSave::update_tracker() {
   update_directory(committed(), [this] {
     fault_point("ckpt.after_commit");
     write_tracker(request_.directory, request_.iteration);
     fault_point("ckpt.after_tracker");
   });
-  prune();
-  return std::to_string(seconds.count());
 }
 
 // No rank waits for this.
@@ -240,7 +309,9 @@ void AsyncSave::divide_manifest() {
       shards += std::stoll(text.substr(0, space));
       metadata += std::stoll(text.substr(space));
     }
-    return fmt::format("{} {}", shards, metadata / request_.manifest_file_bytes + 1);
+    // Every node has the whole manifest: there, a file per writer would be no smaller.
+    const int64_t files = has_nodes() ? 1 : metadata / request_.manifest_file_bytes + 1;
+    return fmt::format("{} {}", shards, files);
   };
   const std::string sums = combine_outcomes(outcome_, group_, sum);
   const size_t space = sums.find(' ');
@@ -248,7 +319,7 @@ void AsyncSave::divide_manifest() {
   const int64_t files = std::stoll(sums.substr(space));
   as_one_kind([&] { metadata_->divide(files, group_); });
   manifest_ = std::make_unique<Manifest>();
-  start(files == 1 ? Stage::commit : Stage::manifest_files);
+  start(has_nodes() ? Stage::manifest : files == 1 ? Stage::commit : Stage::manifest_files);
 }
 
 void AsyncSave::list_files() {
@@ -271,11 +342,25 @@ std::optional<SavedCheckpoint> AsyncSave::advance(int64_t least_progress) {
     case Stage::manifest_files:
       list_files();
       return std::nullopt;
+    case Stage::manifest:
+      manifest_text_ = agree_on(outcome_);
+      start(Stage::prepare);
+      return std::nullopt;
+    case Stage::prepare:  // every node has its shards and the manifest on disk
+      agree_on(outcome_);
+      start(Stage::commit);
+      return std::nullopt;
     case Stage::commit:
+      seconds_ = std::stod(broadcast_outcome(outcome_, group_));
+      if (!has_nodes()) break;
+      start(Stage::follow);
+      return std::nullopt;
+    case Stage::follow:
+      agree_on(outcome_);
+      if (partial_) prune();
       break;
   }
-  const double seconds = std::stod(broadcast_outcome(outcome_, group_));
-  return SavedCheckpoint{.path = committed(), .bytes = bytes_, .seconds = seconds};
+  return SavedCheckpoint{.path = committed(), .bytes = bytes_, .seconds = seconds_};
 }
 
 SavedCheckpoint AsyncSave::finish() {
@@ -286,37 +371,6 @@ SavedCheckpoint AsyncSave::finish() {
 
 SavedCheckpoint save_checkpoint(const SaveRequest& request, HostGroup& group) {
   return AsyncSave(request, nullptr, group).finish();
-}
-
-void check_save_directory(const fs::path& directory, HostGroup& group) {
-  struct Probe {
-    fs::path path;
-    bool is_ours;
-    ~Probe() {
-      std::error_code ignored;
-      if (is_ours) fs::remove(path, ignored);
-    }
-  };
-  const std::string name = run_on_rank_0(group, [&]() -> std::string {
-    make_directories(directory, ExitCode::config);
-    const std::string name = ".teratron-probe-" + random_hex(16);
-    const std::array<char, 4096> block = {};
-    try {
-      write_text(directory / name, {block.data(), block.size()}, ExitCode::config);
-    } catch (const IoFault& fault) {
-      if (!fault.is_full()) throw;
-      throw config_error({.what = fault.what(), .fix = "Free space, or choose another folder with --save"});
-    }
-    return name;
-  });
-  const Probe probe{directory / name, group.rank() == 0};
-  run_on_all_ranks(group, [&] {
-    std::error_code ignored;
-    if (fs::exists(probe.path, ignored)) return;
-    throw config_error({.what = "what rank 0 wrote there is not visible here",
-                        .where = printable(directory.string(), 4096),
-                        .fix = "Save to a file system that all nodes share"});
-  });
 }
 
 }  // namespace teratron

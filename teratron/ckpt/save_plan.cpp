@@ -38,7 +38,8 @@ json describe(const LocalTensor& tensor) {
   const bool whole = shard.dim < 0 || (shard.parts == 1 && shard.padded == shard.global_shape[shard.dim]);
   json region = json::array({tensor.flat_begin, flat_end_of(tensor)});
   if (!whole)
-    region.insert(region.end(), {shard.dim, shard.segments, shard.padded, shard.parts, shard.index});
+    region.insert(region.end(),
+                  {shard.dim, shard.segments, shard.padded, shard.parts, shard.index, shard.sharers});
   return {tensor.name, static_cast<int>(tensor.dtype), shard.global_shape, std::move(region)};
 }
 
@@ -51,6 +52,7 @@ Region region_from(const json& value, const std::vector<int64_t>& shape) {
     region.sharding.padded = value[4];
     region.sharding.parts = value[5];
     region.sharding.index = value[6];
+    region.sharding.sharers = value[7];
   }
   return region;
 }
@@ -89,33 +91,38 @@ struct Chunk {
   int64_t numel;
 };
 
+// Lists the ranges that are left of the chunk.
+void trim(Chunk& chunk, std::vector<IndexRange> left, const TensorInfo& info) {
+  int64_t stored = 0;
+  chunk.region = Region{.sharding = Shard::replicated(info.shape)};
+  for (const IndexRange& range : left) {
+    chunk.region.trimmed.push_back({range.global, stored, range.length});
+    stored += range.length;
+  }
+  chunk.ranges = std::move(left);
+  chunk.numel = stored;
+}
+
 // Chunks that together hold every element once. Index ranges are computed only if regions overlap.
 std::vector<Chunk> disjoint_chunks(const HeldTensor& tensor) {
   std::vector<Chunk> chunks;
   int64_t total = 0;
+  bool shares = false;
   for (const auto& [text, held] : tensor.regions) {
     const int64_t numel = numel_of(held.region);
     if (numel > 0) chunks.push_back({&held, held.region, {}, numel});
     total += numel;
+    shares = shares || held.region.sharding.sharers > 1;
   }
-  if (total <= checked_numel(tensor.info.shape)) return chunks;
+  if (!shares && total <= checked_numel(tensor.info.shape)) return chunks;
   std::vector<IndexRange> covered;
   std::vector<Chunk> disjoint;
   for (Chunk& chunk : chunks) {
     std::vector<IndexRange> rest = subtract(index_ranges(chunk.region), covered);
     if (rest.empty()) continue;
     covered = merge_disjoint(covered, rest);
-    const int64_t left = total_length(rest);
-    if (left != chunk.numel) {
-      int64_t stored = 0;
-      chunk.region = Region{.sharding = Shard::replicated(tensor.info.shape)};
-      for (const IndexRange& range : rest) {
-        chunk.region.trimmed.push_back({range.global, stored, range.length});
-        stored += range.length;
-      }
-      chunk.ranges = std::move(rest);
-      chunk.numel = left;
-    }
+    const bool whole = total_length(rest) == chunk.numel && chunk.region.sharding.sharers == 1;
+    if (!whole) trim(chunk, std::move(rest), tensor.info);
     disjoint.push_back(std::move(chunk));
   }
   return disjoint;

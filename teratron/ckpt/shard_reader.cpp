@@ -46,11 +46,18 @@ std::vector<IndexRange> stored_ranges(const ManifestChunk& chunk) {
   return ranges;
 }
 
-ShardReader::ShardReader(std::filesystem::path checkpoint, const Manifest& manifest)
-    : checkpoint_(std::move(checkpoint)), manifest_(manifest) {}
+ShardReader::ShardReader(std::filesystem::path checkpoint, const Manifest& manifest,
+                         const RemoteShards* remote)
+    : checkpoint_(std::move(checkpoint)), manifest_(manifest), remote_(remote) {}
 
 int64_t ShardReader::block_size(const ManifestChunk& chunk, int64_t block) {
   return std::min(Manifest::block_bytes, chunk.bytes - block * Manifest::block_bytes);
+}
+
+ShardBytes ShardReader::place_of(const ManifestChunk& chunk, int64_t block) const {
+  return {.file = manifest_.shards[chunk.shard].file,
+          .offset = chunk.offset + block * Manifest::block_bytes,
+          .bytes = block_size(chunk, block)};
 }
 
 bool ShardReader::check_header(const File& file, const ManifestShard& shard) {
@@ -92,19 +99,26 @@ const File* ShardReader::open(int64_t shard) {
   }
 }
 
+bool ShardReader::read_bytes(const ManifestChunk& chunk, const ShardBytes& where, void* out) {
+  if (remote_ && remote_->holds(where.file)) {
+    remote_->read(where, out);
+    return true;
+  }
+  const File* const file = open(chunk.shard);
+  if (file) file->read(out, where.bytes, where.offset);
+  return file != nullptr;
+}
+
 bool ShardReader::read_block(const std::string& name, const ManifestChunk& chunk, int64_t block, void* out) {
   try {
-    const File* const file = open(chunk.shard);
-    if (!file) return false;
-    const int64_t bytes = block_size(chunk, block);
-    const int64_t offset = chunk.offset + block * Manifest::block_bytes;
-    file->read(out, bytes, offset);
-    fault_point("ckpt.load_block", {static_cast<std::byte*>(out), static_cast<size_t>(bytes)});
-    bytes_read_ += bytes;
-    if (hash_bytes(out, static_cast<size_t>(bytes)) == chunk.hashes[block]) return true;
+    const ShardBytes where = place_of(chunk, block);
+    if (!read_bytes(chunk, where, out)) return false;
+    fault_point("ckpt.load_block", {static_cast<std::byte*>(out), static_cast<size_t>(where.bytes)});
+    bytes_read_ += where.bytes;
+    if (hash_bytes(out, static_cast<size_t>(where.bytes)) == chunk.hashes[block]) return true;
     problems_.push_back({.what = fmt::format("tensor \"{}\": bytes {} to {} do not match their hash",
-                                             printable(name), offset, offset + bytes),
-                         .where = printable(file->path().string(), 4096)});
+                                             printable(name), where.offset, where.offset + where.bytes),
+                         .where = printable((checkpoint_ / where.file).string(), 4096)});
   } catch (const UserError& error) {
     // Truncated after the check of its size.
     problems_.insert(problems_.end(), error.problems().begin(), error.problems().end());

@@ -1,10 +1,13 @@
 #include "teratron/ckpt/shared_manifest.h"
 
+#include <algorithm>
+#include <system_error>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "teratron/ckpt/directory.h"
+#include "teratron/ckpt/nodes/node_folders.h"
 #include "teratron/ckpt/save_plan.h"
 #include "teratron/ckpt/shard_reader.h"
 #include "teratron/comm/collective_errors.h"
@@ -124,17 +127,43 @@ SharedManifest::SharedManifest(fs::path path, HostGroup& group) : path_(std::mov
     return to_text(index_);
   });
   if (group_.rank() != 0) index_ = parse_manifest(text, printable(path_.string(), 4096));
+  find_folder();
   run_on_all_ranks(group_, [&] {
     for (int64_t file = 0; file < static_cast<int64_t>(index_.files.size()); ++file) {
       if (keeper(file) == group_.rank() && !files_.contains(file))
-        files_[file] = read_manifest_file(path_, index_, file);
+        files_[file] = read_manifest_file(folder_, index_, file);
     }
   });
   info_ = describe_checkpoint(path_, index_);
 }
 
-// Spread over the ranks, so also over their hosts.
+// In a folder of one node may be another save.
+void SharedManifest::find_folder() {
+  const std::string hidden = run_on_all_ranks(
+      group_,
+      [this] {
+        std::error_code ignored;
+        fs::path uncommitted = path_;
+        uncommitted += ".partial-" + index_.run_id;
+        if (index_.nodes.empty()) {
+          if (fs::exists(path_ / "manifest.json", ignored)) folder_ = path_;
+        } else if (is_prepared(path_, index_.run_id)) {
+          folder_ = path_;
+        } else if (is_prepared(uncommitted, index_.run_id)) {
+          folder_ = uncommitted;
+        }
+        return std::string(folder_.empty() ? "hidden" : "");
+      },
+      [](const std::vector<std::string>& views) {
+        const bool all = std::ranges::all_of(views, &std::string::empty);
+        return std::string(all ? "" : "hidden");
+      });
+  everywhere_ = hidden.empty();
+}
+
+// Spread over the ranks, so also over their hosts, if all of them can read the files.
 int64_t SharedManifest::keeper(int64_t file) const {
+  if (!everywhere_) return 0;
   return file * group_.size() / static_cast<int64_t>(index_.files.size()) % group_.size();
 }
 
@@ -199,8 +228,13 @@ void SharedManifest::check_sizes() const {
     std::map<std::string, int64_t> sizes;
     for (const auto& [rank, bytes] : told) sizes.merge(json::from_cbor(bytes).get<decltype(sizes)>());
     std::vector<ManifestShard> shards;
-    for (const auto& [file, bytes] : sizes) shards.push_back({.file = file, .bytes = bytes});
-    std::vector<Problem> problems = size_problems(path_, shards);
+    for (const auto& [file, bytes] : sizes) {
+      std::error_code ignored;
+      const bool may_be_elsewhere = !everywhere_ || !index_.nodes.empty();
+      if (may_be_elsewhere && (folder_.empty() || !fs::exists(folder_ / file, ignored))) continue;
+      shards.push_back({.file = file, .bytes = bytes});
+    }
+    std::vector<Problem> problems = size_problems(folder_, shards);
     if (!problems.empty()) throw CorruptCheckpoint(std::move(problems));
   });
   steps.agree();

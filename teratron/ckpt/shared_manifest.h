@@ -17,10 +17,13 @@ namespace teratron {
 
 class SharedManifest {
  public:
-  /// Collective. UserError(checkpoint) for pickled files and newer formats, CorruptCheckpoint for damage.
+  /// `path` as this rank would find what rank 0 has chosen. Collective. UserError(checkpoint) for pickled
+  /// files and newer formats, CorruptCheckpoint for damage.
   SharedManifest(std::filesystem::path path, HostGroup& group);
 
   const CheckpointInfo& info() const { return info_; }
+  /// Where this rank sees the checkpoint: `path`, or a save that this node has not committed. Empty: nowhere.
+  const std::filesystem::path& folder() const { return folder_; }
 
   struct Selection {
     Manifest manifest;  // of `tensors`, the chunks that share elements with them (and perhaps some more)
@@ -30,10 +33,11 @@ class SharedManifest {
   Selection select(const std::vector<LocalTensor>& tensors) const;
 
   /// Collective: CorruptCheckpoint if a shard file is missing or has another size. Each is looked at by one
-  /// rank, found by a hash of its name.
+  /// rank, found by a hash of its name. What it cannot see because it has another folder is not missing.
   void check_sizes() const;
 
  private:
+  void find_folder();
   int64_t keeper(int64_t file) const;
   /// By the rank that keeps their files.
   RankBytes requests_for(const std::vector<LocalTensor>& tensors) const;
@@ -41,6 +45,8 @@ class SharedManifest {
   RankBytes shards_by_rank() const;
 
   std::filesystem::path path_;
+  std::filesystem::path folder_;
+  bool everywhere_ = true;  // every rank sees the checkpoint
   HostGroup& group_;
   Manifest index_;                             // without chunks
   std::map<int64_t, ManifestFragment> files_;  // that this rank keeps

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <string_view>
 #include <utility>
 
 #include "teratron/base/error.h"
@@ -107,8 +108,23 @@ class LaunchEnvReader {
       env_.store_listen_fd = static_cast<int>(number("TERATRON_STORE_LISTENER", 1 << 20));
     }
     if (const auto attempt = environment_("TORCHELASTIC_RESTART_COUNT")) env_.attempt = *attempt;
-    env_.interface = environment_("TERATRON_SOCKET_IFNAME").value_or("");
+    if (const auto ports = environment_("TERATRON_PORT_RANGE"))
+      env_.ports = parse_port_range(*ports, "TERATRON_PORT_RANGE");
+    read_interface();
     read_secret();
+  }
+
+  /// NCCL's variable holds beginnings of names, the others names.
+  void read_interface() {
+    for (const char* const variable :
+         {"TERATRON_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}) {
+      const std::string names = environment_(variable).value_or("");
+      if (names.empty()) continue;
+      const bool is_nccl = variable == std::string_view("NCCL_SOCKET_IFNAME");
+      env_.interface = is_nccl ? names : "=" + names;
+      env_.interface_variable = variable;
+      return;
+    }
   }
 
   void read_secret() {

@@ -5,8 +5,8 @@
 //   MPICH, Intel MPI            PMI_RANK PMI_SIZE MPI_LOCALRANKID, and MASTER_ADDR
 //   srun                        SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_STEP_NODELIST
 //
-// The first launcher whose variables are set wins. All honour MASTER_ADDR, MASTER_PORT,
-// TERATRON_SOCKET_IFNAME and TERATRON_JOB_SECRET.
+// The first launcher whose variables are set wins. All honour MASTER_ADDR, MASTER_PORT, TERATRON_PORT_RANGE,
+// TERATRON_JOB_SECRET and TERATRON_SOCKET_IFNAME, without that NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,7 @@
 #include <string>
 
 #include "teratron/base/environment.h"
+#include "teratron/comm/transport/port_range.h"
 
 namespace teratron {
 
@@ -38,7 +39,9 @@ struct LaunchEnv {
   int master_port = 29500;
   bool agent_store = false;             // torchrun's agent hosts the TCPStore
   std::optional<int> store_listen_fd;   // listening socket that `teratron launch` passes to rank 0
-  std::string interface = {};           // TERATRON_SOCKET_IFNAME; "": the one of the route to rank 0
+  std::string interface = {};           // in NCCL's form (interfaces.h); "": the one of the route to rank 0
+  std::string interface_variable = {};  // that chose it
+  std::optional<PortRange> ports = {};  // TERATRON_PORT_RANGE, of listening sockets
   std::string attempt = "0";            // restart count
   std::string secret = {};              // TERATRON_JOB_SECRET, to authenticate connections; "": none
   bool mpi = false;                     // started by a launcher that supports MPI_Init

@@ -56,8 +56,6 @@ TEST(LaunchEnv, ReadsTheVariablesOfEveryLauncher) {
   EXPECT_EQ(torchrun.secret, "");
   EXPECT_EQ(env_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TERATRON_JOB_SECRET", "0123456789abcdef"}}).secret,
             "0123456789abcdef");
-  EXPECT_EQ(env_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TERATRON_SOCKET_IFNAME", "eth1"}}).interface,
-            "eth1");
   EXPECT_NE(problem_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TERATRON_JOB_SECRET", "short"}})
                 .find("TERATRON_JOB_SECRET has 5 characters, fewer than 16"),
             std::string::npos);
@@ -85,6 +83,30 @@ TEST(LaunchEnv, ReadsTheVariablesOfEveryLauncher) {
   const LaunchEnv intel = env_of({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MASTER_ADDR", "10.0.0.1"}});
   EXPECT_EQ(intel.rank, 1);
   EXPECT_EQ(intel.master_address, "10.0.0.1");
+}
+
+TEST(LaunchEnv, InterfacesAndPorts) {
+  const auto interface_of = [](Variables variables) {
+    variables["RANK"] = "0";
+    variables["WORLD_SIZE"] = "2";
+    const LaunchEnv env = env_of(variables);
+    return env.interface_variable + " " + env.interface;
+  };
+  const Variables nccl = {{"NCCL_SOCKET_IFNAME", "eth1,eno2"}, {"GLOO_SOCKET_IFNAME", "eth3"}};
+  EXPECT_EQ(interface_of(nccl), "NCCL_SOCKET_IFNAME eth1,eno2");
+  EXPECT_EQ(interface_of({{"NCCL_SOCKET_IFNAME", ""}, {"GLOO_SOCKET_IFNAME", "eth3"}}),
+            "GLOO_SOCKET_IFNAME =eth3");
+  Variables all = nccl;
+  all["TERATRON_SOCKET_IFNAME"] = "ib0";
+  EXPECT_EQ(interface_of(all), "TERATRON_SOCKET_IFNAME =ib0");
+  EXPECT_EQ(env_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TERATRON_PORT_RANGE", "33000-33009"}}).ports,
+            (PortRange{33000, 33009}));
+  for (const char* range : {"33000", "33000-", "-5", "9-8", "0-5", "1-65536", "a-b", "1-2-3"}) {
+    EXPECT_NE(problem_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TERATRON_PORT_RANGE", range}})
+                  .find(fmt::format("TERATRON_PORT_RANGE: '{}' is not a range of ports", range)),
+              std::string::npos)
+        << range;
+  }
 }
 
 TEST(LaunchEnv, RejectsContradictoryVariables) {

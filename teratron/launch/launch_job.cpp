@@ -74,12 +74,15 @@ SignalQueue::SignalQueue() {
 }
 
 SignalQueue::~SignalQueue() {
+  if (hung_up_) ::signal(SIGHUP, SIG_IGN);
   pthread_sigmask(SIG_SETMASK, &previous_, nullptr);
 }
 
-int SignalQueue::next() const {
+int SignalQueue::next() {
   signalfd_siginfo info{};
-  return read(fd_.get(), &info, sizeof(info)) == sizeof(info) ? static_cast<int>(info.ssi_signo) : 0;
+  if (read(fd_.get(), &info, sizeof(info)) != sizeof(info)) return 0;
+  hung_up_ = hung_up_ || info.ssi_signo == SIGHUP;
+  return static_cast<int>(info.ssi_signo);
 }
 
 LaunchJob::LaunchJob(const LaunchOptions& options, int64_t attempt) : options_(options), attempt_(attempt) {
@@ -107,6 +110,7 @@ std::map<std::string, std::optional<std::string>> LaunchJob::variables(int64_t l
       {"TORCHELASTIC_USE_AGENT_STORE", std::nullopt},
       {"TERATRON_STORE_LISTENER", std::nullopt},
       {"TERATRON_JOB_NAME", options_.name},
+      {"TERATRON_PORT_RANGE", options_.ports ? std::optional(to_string(*options_.ports)) : std::nullopt},
       {"TERATRON_JOB_SECRET", options_.secret},
       {"TERATRON_PROGRESS", has_status_line() ? std::optional<std::string>("launcher") : std::nullopt},
   };
@@ -138,7 +142,8 @@ void LaunchJob::start() {
     if (addresses.empty())
       throw Fault(fmt::format("'{}' does not resolve. Correct --master-addr (main_process_ip)",
                               options_.master_address));
-    listener = listen_on(addresses[0], options_.master_port);
+    listener = options_.master_port == 0 ? listen_in(addresses[0], options_.ports)
+                                         : listen_on(addresses[0], options_.master_port);
     port_ = port_of(listener);
   }
   for (int64_t i = 0; i < options_.nproc_per_node; ++i) {
@@ -267,7 +272,7 @@ bool LaunchJob::running() const {
                      [](const Child& child) { return child.process->running(); });
 }
 
-void LaunchJob::poll_events(const SignalQueue& signals) {
+void LaunchJob::poll_events(SignalQueue& signals) {
   std::vector<pollfd> polled = {{signals.fd(), POLLIN, 0}};
   for (const Child& child : children_) {
     polled.push_back({child.drained ? -1 : child.process->output().get(), POLLIN, 0});
@@ -281,7 +286,7 @@ void LaunchJob::poll_events(const SignalQueue& signals) {
   }
 }
 
-LaunchJob::Result LaunchJob::run(const SignalQueue& signals) {
+LaunchJob::Result LaunchJob::run(SignalQueue& signals) {
   children_.reserve(static_cast<size_t>(options_.nproc_per_node));
   start();
   while (running()) {

@@ -14,7 +14,8 @@
 
 namespace teratron {
 
-/// Blocks SIGCHLD, SIGHUP, SIGINT and SIGTERM and delivers them through a signalfd.
+/// Blocks SIGCHLD, SIGHUP, SIGINT and SIGTERM and delivers them through a signalfd. After a SIGHUP, which a
+/// closing terminal may send several times, the end of its life leaves SIGHUP ignored.
 class SignalQueue {
  public:
   SignalQueue();
@@ -23,10 +24,11 @@ class SignalQueue {
   SignalQueue& operator=(const SignalQueue&) = delete;
   int fd() const { return fd_.get(); }
   /// The next pending signal; 0 if none.
-  int next() const;
+  int next();
 
  private:
   sigset_t previous_{};
+  bool hung_up_ = false;
   FileDescriptor fd_;
 };
 
@@ -41,7 +43,7 @@ class LaunchJob {
   LaunchJob(const LaunchOptions& options, int64_t attempt);
   /// Runs all ranks to their end. Forwards signals to them: the first makes them save and stop, the second
   /// ends them.
-  Result run(const SignalQueue& signals);
+  Result run(SignalQueue& signals);
 
  private:
   struct Child {
@@ -58,7 +60,7 @@ class LaunchJob {
   void start_rank(int64_t local_rank, std::optional<int> listener);
   void start_single_process();
   std::vector<std::string> mpirun_command() const;
-  void poll_events(const SignalQueue& signals);
+  void poll_events(SignalQueue& signals);
   void read_output(Child& child);
   void handle_line(const Child& child, std::string_view line);
   void handle_signal(int number);

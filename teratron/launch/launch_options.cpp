@@ -43,7 +43,7 @@ struct LaunchSettings {
   Setting<int64_t> nproc_per_node{.name = "--nproc-per-node"}, num_processes{.name = "--num-processes"},
       nnodes{.name = "--nnodes"}, node_rank{.name = "--node-rank"}, port{.name = "--master-port"};
   Setting<std::string> address{.name = "--master-addr"};
-  std::optional<std::string> backend, log_directory, config_file, secret_file;
+  std::optional<std::string> backend, log_directory, config_file, secret_file, port_range;
   int64_t max_restarts = 0;
   bool use_cpu = false;
   bool use_env = false, standalone = false, multi_gpu = false, use_megatron_lm = false;  // without effect
@@ -65,9 +65,13 @@ std::vector<Field> fields_of(LaunchSettings& settings) {
       bound_field("master_addr", &settings.address.value,
                   "Address of machine 0, reachable from all machines; default 127.0.0.1",
                   {.aliases = "--main-process-ip"}),
-      bound_field("master_port", &settings.port.value,
-                  "Port on machine 0; default: a free one on one machine, 29500 on several",
-                  {.min = 0, .max = kMaxPort, .aliases = "--main-process-port"}),
+      bound_field(
+          "master_port", &settings.port.value,
+          "Port on machine 0; default: a free one on one machine, on several the first of --port-range, "
+          "or 29500",
+          {.min = 0, .max = kMaxPort, .aliases = "--main-process-port"}),
+      bound_field("port_range", &settings.port_range,
+                  "Ports A-B on which everything of the job listens, for a firewall that leaves these open"),
       bound_field("max_restarts", &settings.max_restarts,
                   "How often to restart a job that ended with exit code 5", {.min = 0, .max = kMaxRanks}),
       bound_field("backend", &settings.backend,
@@ -233,7 +237,10 @@ void notice_ignored(const LaunchSettings& settings, Backend backend) {
 
 void set_rendezvous(const LaunchSettings& settings, LaunchOptions& options) {
   options.master_address = settings.address.value.value_or("127.0.0.1");
-  options.master_port = static_cast<int>(settings.port.value.value_or(options.nnodes > 1 ? kDefaultPort : 0));
+  const int64_t default_port = options.nnodes == 1 ? 0 : options.ports ? options.ports->first : kDefaultPort;
+  options.master_port = static_cast<int>(settings.port.value.value_or(default_port));
+  if (options.ports && options.master_port != 0)
+    require_in_range(options.master_port, settings.port.where(), *options.ports);
   if (options.nnodes == 1 && options.single_process()) return notice_ignored(settings, options.backend);
   if (options.nnodes == 1) return;
   if (options.single_process()) {
@@ -256,6 +263,21 @@ void set_rendezvous(const LaunchSettings& settings, LaunchOptions& options) {
         fmt::format("{} = 0 is any free port, which other machines cannot know", settings.port.name),
         settings.port.where(), "Choose a port, the same on all machines, or omit it");
   }
+}
+
+/// mpirun opens further ports, in ranges of other parameters.
+std::optional<PortRange> ports_of(const LaunchSettings& settings, Backend backend) {
+  const std::string variable = process_environment("TERATRON_PORT_RANGE").value_or("");
+  if (!settings.port_range && variable.empty()) return std::nullopt;
+  const char* const name = settings.port_range ? "--port-range" : "TERATRON_PORT_RANGE";
+  const PortRange ports = parse_port_range(settings.port_range.value_or(variable), name);
+  if (backend == Backend::threads) notice("{} has no effect with --backend threads: nothing listens", name);
+  if (backend != Backend::mpi) return ports;
+  throw invalid("Open MPI does not listen in such a range", name,
+                fmt::format("Use --backend processes, or leave it out and export "
+                            "OMPI_MCA_oob_tcp_dynamic_ipv4_ports={} OMPI_MCA_btl_tcp_port_min_v4={} "
+                            "OMPI_MCA_btl_tcp_port_range_v4={}",
+                            to_string(ports), ports.first, ports.last - ports.first + 1));
 }
 
 /// The command's flags take precedence over the file, which the command reads too.
@@ -359,6 +381,7 @@ std::optional<LaunchOptions> read_launch_options(std::span<const std::string> ar
   options.command = command_of(*command, settings, command_of_program);
   options.backend = backend_of(settings, computes_on_cpu(settings, options.command));
   set_ranks(settings, options);
+  options.ports = ports_of(settings, options.backend);
   set_rendezvous(settings, options);
   options.timeout = timeout_of(options);
   options.secret = secret_of(settings, options);

@@ -17,7 +17,8 @@ struct LaunchOptions {
   int64_t nnodes = 1;
   int64_t node_rank = 0;
   std::string master_address = "127.0.0.1";
-  int master_port = 0;  // 0: any free one
+  int master_port = 0;             // 0: any free one of `ports`
+  std::optional<PortRange> ports;  // of everything that listens
   int64_t max_restarts = 0;
   Backend backend = Backend::processes;
   std::chrono::seconds timeout = std::chrono::minutes(10);  // of collectives

@@ -85,7 +85,7 @@ void CheckpointTrial::load_found() {
 
 void CheckpointTrial::read_found() {
   TestTensors all = tensors();
-  const CheckpointReader reader(*found_, all.list());
+  const CheckpointReader reader(*found_, all.list(), group_);
   for (const LocalTensor& part : all.list()) reader.read(part);
   expect_saved(all);
 }

@@ -144,6 +144,14 @@ Group Mesh::stage_group(const std::vector<int64_t>& stages) const {
   return state_->factory.make(ranks);
 }
 
+Group Mesh::neighbours(Axis axis, int64_t size) const {
+  const Group& all = group(axis);
+  TERATRON_ASSERT(all.size % size == 0, "{} of {} ranks", size, all.size);
+  std::vector<int64_t> ranks;
+  for (int64_t i = 0; i < size; ++i) ranks.push_back(all.ranks[all.rank / size * size + i]);
+  return state_->factory.make(ranks);
+}
+
 const PipelineLinks& Mesh::pipeline_links() const {
   return state_->links;
 }

@@ -55,6 +55,9 @@ class Mesh {
   /// Some stages of this rank's pipeline, for tensors that they share. These ranks must all call it, with the
   /// same stages in the same order as other calls.
   Group stage_group(const std::vector<int64_t>& stages) const;
+  /// The `size` ranks of group(axis) that begin with one whose rank in it is a multiple of `size`, among them
+  /// this rank. All ranks of the axis must call it, in the same order as other calls.
+  Group neighbours(Axis axis, int64_t size) const;
   const PipelineLinks& pipeline_links() const;
 
  private:

@@ -83,6 +83,7 @@ std::string to_string(const RankGrid& grid) {
     if (groups[0].size() > 1) text += fmt::format("{:<11}{}\n", name, draw_groups(groups));
   };
   for (Axis axis : {Axis::tp, Axis::cp, Axis::dp, Axis::pp}) line(name_of(axis), grid.groups({axis}));
+  if (grid.size(Axis::tp) > 1 && grid.size(Axis::pp) > 1) line("tp+pp", grid.groups({Axis::tp, Axis::pp}));
   if (grid.size(Axis::cp) > 1) line("dp+cp", grid.groups({Axis::dp, Axis::cp}));
   line("embedding", grid.embedding_groups());
   if (grid.size(Axis::ep) > 1) {

@@ -172,11 +172,15 @@ tp         [0 1] [2 3] [4 5] [6 7] [8 9] [10 11] [12 13] [14 15]
 cp         [0 2] [1 3] [4 6] [5 7] [8 10] [9 11] [12 14] [13 15]
 dp         [0 4] [1 5] [2 6] [3 7] [8 12] [9 13] [10 14] [11 15]
 pp         [0 8] [1 9] [2 10] [3 11] [4 12] [5 13] [6 14] [7 15]
+tp+pp      [0 1 8 9] [2 3 10 11] [4 5 12 13] [6 7 14 15]
 dp+cp      [0 2 4 6] [1 3 5 7] [8 10 12 14] [9 11 13 15]
 embedding  [0 8] [1 9] [2 10] [3 11] [4 12] [5 13] [6 14] [7 15]
 )");
   EXPECT_EQ(to_string(RankGrid({}, 1)),
             "1 rank = tp 1 x cp 1 x dp 1 x pp 1 (fastest first)\n           dp 0\npp 0       0\n");
+  EXPECT_NE(to_string(RankGrid({.tp = 2, .pp = 4}, 16)).find("[0 1 4 5 8 9 12 13] [2 3 6 7 10 11 14 15]"),
+            std::string::npos)
+      << "the model-parallel groups of Megatron-LM's example";
   const std::string experts = to_string(RankGrid({.tp = 2, .ep = 4}, 8));
   EXPECT_NE(experts.find("experts: etp 1 x ep 4 x edp 2 x pp 1\nep         [0 1 2 3] [4 5 6 7]\n"),
             std::string::npos)

@@ -44,22 +44,35 @@ std::string own_refusal(const LaunchEnv& env, const std::string& address) {
         "unit, --ulimit nofile= of a container");
   }
   if (!address.empty()) return "";
-  return start_refusal(
-      fmt::format("{} has no interface '{}' with an address, but {}", here, printable(env.interface, 40),
-                  fmt::join(interfaces_with_addresses(), ", ")),
-      "Correct TERATRON_SOCKET_IFNAME on its machine, or unset it");
+  const bool one_name = env.interface.starts_with('=');
+  return start_refusal(fmt::format("{} has no interface '{}' with an address, but {}", here,
+                                   printable(env.interface.substr(one_name ? 1 : 0), 40),
+                                   fmt::join(interfaces_with_addresses(), ", ")),
+                       fmt::format("Correct {} on its machine, or unset it", env.interface_variable));
+}
+
+/// The listener, or a start_refusal() where the range of ports has none free.
+FileDescriptor listen(const LaunchEnv& env, const std::string& address, std::string& refusal) {
+  try {
+    return listen_in(address, env.ports);
+  } catch (const UserError& error) {
+    const Problem& problem = error.problems().front();
+    refusal = start_refusal(
+        fmt::format("rank {} of {} on {}: {}", env.rank, env.size, host_name(), problem.what), problem.fix);
+    return {};
+  }
 }
 
 }  // namespace
 
 std::unique_ptr<Transport> connect_ranks(const LaunchEnv& env, Rendezvous& rendezvous,
                                          std::chrono::milliseconds timeout) {
-  SocketAddress own{.address = env.interface.empty() ? rendezvous.own_address()
-                                                     : address_of_interface(env.interface)};
+  const std::string& route = rendezvous.own_address();
+  SocketAddress own{.address = env.interface.empty() ? route : address_of_interface(env.interface, route)};
   std::string text = own_refusal(env, own.address);
   FileDescriptor listener;
+  if (text.empty()) listener = listen(env, own.address, text);
   if (text.empty()) {
-    listener = listen_on(own.address, 0);
     own.port = port_of(listener);
     text = fmt::format("{} {}", env.attempt, to_string(own));
   }

@@ -11,6 +11,8 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include "teratron/base/strings.h"
+
 namespace teratron {
 namespace {
 
@@ -40,11 +42,25 @@ std::vector<Named> addresses() {
 
 }  // namespace
 
-std::string address_of_interface(const std::string& name) {
-  const std::vector<Named> all = addresses();
-  const auto found =
-      std::find_if(all.begin(), all.end(), [&](const Named& one) { return one.first == name; });
-  return found == all.end() ? "" : found->second;
+bool accepts_interface(const std::string& choice, const std::string& name) {
+  const bool excludes = choice.starts_with('^');
+  std::string list = choice.substr(excludes ? 1 : 0);
+  const bool exact = list.starts_with('=');
+  if (exact) list.erase(0, 1);
+  const std::vector<std::string> words = split(list, ',');
+  const bool named = std::any_of(words.begin(), words.end(), [&](const std::string& word) {
+    return exact ? name == word : name.starts_with(word);
+  });
+  return named != excludes;
+}
+
+std::string address_of_interface(const std::string& choice, const std::string& preferred) {
+  std::vector<Named> accepted = addresses();
+  std::erase_if(accepted, [&](const Named& one) { return !accepts_interface(choice, one.first); });
+  const bool has_preferred = std::any_of(accepted.begin(), accepted.end(),
+                                         [&](const Named& one) { return one.second == preferred; });
+  if (has_preferred) return preferred;
+  return accepted.empty() ? "" : accepted.front().second;
 }
 
 std::vector<std::string> interfaces_with_addresses() {

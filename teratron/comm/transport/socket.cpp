@@ -42,6 +42,13 @@ std::string numeric_name(const sockaddr* address, socklen_t length) {
   return error == 0 ? name.data() : "";
 }
 
+[[noreturn]] void fail_to_listen(const std::string& address, int port, int error) {
+  std::string advice;
+  if (error == EADDRINUSE) advice = ". Choose another port, or stop the program that uses this one";
+  if (error == EADDRNOTAVAIL) advice = ". Rank 0 must run on the node with this address";
+  throw Fault(fmt::format("cannot listen on {}:{}: {}{}", address, port, std::strerror(error), advice));
+}
+
 /// The numeric address of one end of a connection.
 std::string address_by(decltype(&getsockname) get_name, const FileDescriptor& connection) {
   sockaddr_storage storage{};
@@ -66,7 +73,7 @@ int FileDescriptor::release() {
   return std::exchange(fd_, -1);
 }
 
-FileDescriptor listen_on(const std::string& address, int port) {
+FileDescriptor try_listen_on(const std::string& address, int port) {
   const Addresses found = numeric(address, port, SOCK_STREAM);
   if (!found) throw Fault(fmt::format("'{}' is not a numeric address", printable(address)));
   FileDescriptor listener(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -77,10 +84,18 @@ FileDescriptor listen_on(const std::string& address, int port) {
       bind(listener.get(), found->ai_addr, found->ai_addrlen) == 0 && listen(listener.get(), SOMAXCONN) == 0;
   if (bound) return listener;
   const int error = errno;
-  std::string advice;
-  if (error == EADDRINUSE) advice = ". Choose another port, or stop the program that uses this one";
-  if (error == EADDRNOTAVAIL) advice = ". Rank 0 must run on the node with this address";
-  throw Fault(fmt::format("cannot listen on {}:{}: {}{}", address, port, std::strerror(error), advice));
+  if (error == EADDRINUSE || error == EACCES) {
+    listener = FileDescriptor();
+    errno = error;
+    return listener;
+  }
+  fail_to_listen(address, port, error);
+}
+
+FileDescriptor listen_on(const std::string& address, int port) {
+  FileDescriptor listener = try_listen_on(address, port);
+  if (listener.get() < 0) fail_to_listen(address, port, errno);
+  return listener;
 }
 
 int port_of(const FileDescriptor& listener) {

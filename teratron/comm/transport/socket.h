@@ -27,6 +27,8 @@ class FileDescriptor {
 /// Listens on one numeric address (IPv4 or IPv6) of this node; port 0: any free one. Throws Fault naming
 /// address and port if that fails.
 FileDescriptor listen_on(const std::string& address, int port);
+/// As listen_on(), but an empty descriptor if the port is in use or reserved for others.
+FileDescriptor try_listen_on(const std::string& address, int port);
 int port_of(const FileDescriptor& listener);
 
 /// Numeric addresses of a host name; empty if it does not resolve.
