@@ -16,6 +16,7 @@
 #include "teratron/generate/language_model.h"
 #include "teratron/generate/loaded_model.h"
 #include "teratron/hf/architecture.h"
+#include "teratron/pipeline/executor.h"
 #include "teratron/train/engine/engine_options.h"
 
 namespace teratron {
@@ -72,7 +73,7 @@ std::vector<std::vector<int64_t>> read_sequences(const std::string& path, const 
   return sequences;
 }
 
-// A classifier's, [K].
+// A classifier's, [K]; undefined where there is no head.
 at::Tensor logits_of_text(const LanguageModel& model, const std::vector<int64_t>& ids) {
   NamedTensors inputs_1S;
   for (const Inference::Input& input : model.inference.inputs)
@@ -80,33 +81,47 @@ at::Tensor logits_of_text(const LanguageModel& model, const std::vector<int64_t>
   inputs_1S.set("tokens", at::tensor(ids).unsqueeze(0));
   NamedTensors there;
   for (const auto& [name, values] : inputs_1S) there.set(name, values.to(model.device));
-  return outputs_of(model, model.inference.batch(there, {})).front().tensor[0].contiguous();
+  const std::vector<InferenceOutput> outputs = outputs_of(model, model.inference.batch(there, {}));
+  return outputs.empty() ? at::Tensor() : outputs.front().tensor[0].contiguous();
 }
 
 at::Tensor fp32_logits(const LanguageModel& model, const std::vector<int64_t>& ids) {
   if (model.inference.of_texts) return logits_of_text(model, ids);
-  return logits_of(model, ids).squeeze(1).to(at::kCPU, at::kFloat).contiguous();
+  const at::Tensor logits_S1V = logits_of(model, ids);
+  return logits_S1V.defined() ? logits_S1V.squeeze(1).to(at::kCPU, at::kFloat).contiguous() : logits_S1V;
 }
 
-void write_logits(const LanguageModel& model, const std::vector<std::vector<int64_t>>& sequences,
-                  const std::string& path) {
+// A model of texts has as many classes for each.
+std::vector<SafetensorsWriter::Tensor> entries_of(const LanguageModel& model,
+                                                  const std::vector<std::vector<int64_t>>& sequences,
+                                                  const at::Tensor& first) {
   std::vector<SafetensorsWriter::Tensor> entries;
-  const std::vector<int64_t> classes =
-      model.inference.of_texts ? fp32_logits(model, sequences[0]).sizes().vec() : std::vector<int64_t>();
   for (size_t i = 0; i < sequences.size(); ++i) {
     const std::vector<int64_t> of_tokens = {std::ssize(sequences[i]), model.vocabulary};
     entries.push_back({.name = fmt::format("logits.{}", i),
                        .dtype = Dtype::f32,
-                       .shape = model.inference.of_texts ? classes : of_tokens});
+                       .shape = model.inference.of_texts ? first.sizes().vec() : of_tokens});
   }
-  TemporaryPath target(path, ExitCode::config);
-  SafetensorsWriter writer(target.path(), entries, {});
+  return entries;
+}
+
+// All ranks compute.
+void write_logits(const LanguageModel& model, const std::vector<std::vector<int64_t>>& sequences,
+                  const OutputChoice& choice) {
+  std::optional<TemporaryPath> target;
+  std::optional<SafetensorsWriter> writer;
+  if (choice.writes) target.emplace(choice.path, ExitCode::config);
   for (const std::vector<int64_t>& ids : sequences) {
     const at::Tensor logits = fp32_logits(model, ids);
-    writer.write(logits.const_data_ptr<float>(), logits.numel() * static_cast<int64_t>(sizeof(float)));
+    if (!choice.writes) continue;
+    if (!writer)
+      writer.emplace(target->path(), entries_of(model, sequences, logits),
+                     std::map<std::string, std::string>());
+    writer->write(logits.const_data_ptr<float>(), logits.numel() * static_cast<int64_t>(sizeof(float)));
   }
-  writer.finish();
-  target.commit();
+  if (!choice.writes) return;
+  writer->finish();
+  target->commit();
 }
 
 LoadedModel load_model(const ParsedArguments& parsed, const Registry& registry, const Mesh& mesh) {
@@ -119,15 +134,18 @@ LoadedModel load_model(const ParsedArguments& parsed, const Registry& registry, 
   return loaded;
 }
 
-// All tensor-parallel ranks compute; rank 0 writes.
+// All ranks compute; the first that has the head writes.
 void run_rank(const ParsedArguments& parsed, const LogitsOptions& options, const Mesh& mesh) {
   const LoadedModel loaded = load_model(parsed, options.registry, mesh);
+  if (mesh.group(Axis::pp).size > 1)
+    connect_links(mesh, at::TensorOptions().dtype(loaded.model.dtype).device(loaded.model.device));
+  const bool first = mesh.group(complement(Axis::pp)).rank == 0;
+  const OutputChoice choice{options.output, options.bert_embeddings, loaded.model.has_head() && first};
   if (is_safetensors(options.input)) {
     const NamedTensors inputs = read_inputs(options.input, loaded.model);
-    write_outputs(loaded.model, inputs, options.input,
-                  {options.output, options.bert_embeddings, /*writes=*/mesh.rank() == 0});
+    write_outputs(loaded.model, inputs, options.input, choice);
     const int64_t rows = inputs.begin()->second.size(0);
-    if (mesh.rank() == 0) print("{}: outputs for {} sequences", printable(options.output, 4096), rows);
+    if (choice.writes) print("{}: outputs for {} sequences", printable(options.output, 4096), rows);
     return;
   }
   if (options.bert_embeddings) {
@@ -144,12 +162,8 @@ void run_rank(const ParsedArguments& parsed, const LogitsOptions& options, const
                         .fix = "Give a safetensors file with the tensors of the model"});
   }
   const auto sequences = read_sequences(options.input, loaded.model);
-  if (mesh.rank() == 0) {
-    write_logits(loaded.model, sequences, options.output);
-    print("{}: logits of {} sequences", printable(options.output, 4096), sequences.size());
-    return;
-  }
-  for (const std::vector<int64_t>& ids : sequences) fp32_logits(loaded.model, ids);
+  write_logits(loaded.model, sequences, choice);
+  if (choice.writes) print("{}: logits of {} sequences", printable(options.output, 4096), sequences.size());
 }
 
 }  // namespace
@@ -176,7 +190,7 @@ int logits_command(std::span<const std::string> args, const Registry& registry) 
   if (!flags) return 0;
   const ParsedArguments parsed = parse_arguments(program, *flags, {.architecture = architecture_settings});
   start_inference(parsed);
-  run_tensor_parallel(parsed, [&](const Mesh& mesh) { run_rank(parsed, options, mesh); });
+  run_context_parallel(parsed, [&](const Mesh& mesh) { run_rank(parsed, options, mesh); });
   return 0;
 }
 

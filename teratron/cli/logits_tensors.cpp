@@ -181,6 +181,7 @@ class OutputFile {
 
 std::vector<InferenceOutput> embeddings_of(const LanguageModel& model, const MicroBatch& batch) {
   const at::Tensor embeddings_BH = text_embeddings_of(model, batch);
+  if (!model.has_head()) return {};
   if (!embeddings_BH.defined()) {
     throw config_error({.what = "the model has no embeddings of texts",
                         .where = "--output-bert-embeddings",

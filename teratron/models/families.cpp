@@ -57,7 +57,8 @@ DataSources data_sources(const DataRequest& request) {
       .split_data_path = {args.train_data_path, args.valid_data_path, args.test_data_path},
       .mock_data = args.mock_data,
       .samples = request.samples,
-      .surplus = args.mid_level_dataset_surplus};
+      .surplus = args.mid_level_dataset_surplus,
+      .warm_up = args.mmap_warmup};
   if (args.per_split_data_args_path)
     sources.split_data_path = read_per_split_data_args(*args.per_split_data_args_path);
   return sources;

@@ -1,7 +1,9 @@
 // Finetuning a model from the weights of another family.
 #pragma once
 
+#include <array>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace teratron {
@@ -12,5 +14,8 @@ struct Finetuning {
   std::vector<std::string> starts_anew = {};  // weights that it need not hold: they keep their initial values
   std::vector<std::string> left_out = {};     // its weights that this model has not
 };
+
+/// How the names of heads that a finetuning adds begin.
+inline constexpr std::array<std::string_view, 2> added_heads = {"classification_head", "multichoice_head"};
 
 }  // namespace teratron

@@ -1,6 +1,9 @@
 #include "teratron/models/lora.h"
 
+#include <algorithm>
+
 #include "teratron/base/error.h"
+#include "teratron/models/finetuning.h"
 #include "teratron/models/lora_names.h"
 
 namespace teratron {
@@ -57,8 +60,8 @@ std::optional<LoraOptions> lora_options(const Arguments& args, const ModelPlan& 
 void freeze_base(ParameterSet& parameters) {
   for (Parameter& parameter : parameters.all()) {
     const std::string_view name = parameter.name;
-    if (!is_lora(name) && !name.starts_with("classification_head") && !name.starts_with("multichoice_head"))
-      freeze(parameter);
+    const auto begins = [name](std::string_view head) { return name.starts_with(head); };
+    if (!is_lora(name) && std::ranges::none_of(added_heads, begins)) freeze(parameter);
   }
 }
 

@@ -81,6 +81,8 @@ struct BiasGrad : torch::autograd::Function<BiasGrad> {
 };
 
 Shard column_shard(const std::vector<int64_t>& shape, const LinearOptions& options, const Group& group) {
+  if (options.group && options.out / options.group->size() < group.size)
+    return Shard::split_groups(shape, *options.group, group.size, group.rank);
   const std::vector<int64_t> segments =
       options.segments.empty() ? std::vector<int64_t>{options.out} : options.segments;
   return Shard::split_segments(shape, 0, segments, group.size, group.rank);

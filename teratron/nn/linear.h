@@ -18,6 +18,9 @@ struct LinearOptions {
   Init init;
   std::vector<int64_t> segments = {};  // Column only: pieces of `out` that are sharded separately (gate|up)
   std::vector<LinearPart> parts = {};  // Column only: projections that can have separate adapters
+  /// Column only: `out` is of such groups. If there are fewer groups than ranks, their shared rows are on
+  /// every rank that has divided rows of them, and the gradients of these ranks are summed after backward.
+  std::optional<GroupRows> group = {};
 };
 
 class Lora;
@@ -71,9 +74,9 @@ at::Tensor linear(const at::Tensor& x_SBI, const ParallelMatmul& matmul, const L
 class ColumnLinear {
  public:
   ColumnLinear(const Scope& scope, const LinearOptions& options, const TensorParallel& parallel);
-  /// x [S, B, in] (S local under sequence parallelism) -> [S, B, out / tp] with S global. `rope`, if not
-  /// null, rotates queries and keys; backward does not undo it. `dropout`: where an adapter drops inputs;
-  /// null: it does not.
+  /// x [S, B, in] (S local under sequence parallelism) -> [S, B, the weight's rows on this rank] with S
+  /// global: out / tp without shared rows. `rope`, if not null, rotates queries and keys; backward does not
+  /// undo it. `dropout`: where an adapter drops inputs; null: it does not.
   Hidden forward(const at::Tensor& x_SBI, const QkvRope* rope = nullptr,
                  const DropoutArgs* dropout = nullptr);
   /// forward(norm(x)). Without gradients.

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include "teratron/base/error.h"
 #include "teratron/base/tensor_dtype.h"
 #include "teratron/kernels/common/reduce.h"
 #include "teratron/optim/finalize_grads.h"
@@ -19,12 +20,13 @@ bool needs_master(const ParamAndGradBuffer& buffer) {
   return buffer.parameters().scalar_type() != buffer.gradients().scalar_type();
 }
 
-// Owned parts of the tensors that this rank counts, without alignment.
+// Owned parts of what this rank counts, without alignment.
 std::vector<FlatRange> counted_ranges(const ParamAndGradBuffer& buffer) {
   std::vector<FlatRange> counted;
   for (const FlatRange& owned : buffer.owned()) {
     for (const ParamAndGradBuffer::Entry& entry : buffer.entries_in(owned)) {
-      if (entry.counts) counted.push_back(intersection(owned, entry.range));
+      const FlatRange part = intersection(owned, entry.counted());
+      if (part.size() > 0) counted.push_back(part);
     }
   }
   return counted;
@@ -42,8 +44,9 @@ FlatRange blocks_of(const FlatRange& range) {
 }
 
 bool counts_all(const ParamAndGradBuffer& buffer) {
-  return std::all_of(buffer.entries().begin(), buffer.entries().end(),
-                     [](const ParamAndGradBuffer::Entry& entry) { return entry.counts; });
+  return std::all_of(
+      buffer.entries().begin(), buffer.entries().end(),
+      [](const ParamAndGradBuffer::Entry& entry) { return entry.counted().size() == entry.range.size(); });
 }
 
 MasterWeights master_weights(const ParamAndGradBuffer& buffer, const FlatRange& range) {
@@ -109,11 +112,24 @@ void StateTensor::write(const at::Tensor& new_values) const {
 Optimizer::Optimizer(ParamAndGradBuffers& buffers, const Mesh& mesh, const OptimizerOptions& options)
     : buffers_(buffers), mesh_(mesh), options_(options) {
   for (ParamAndGradBuffer& buffer : buffers) parts_.push_back(make_part(buffer));
-  const at::TensorOptions f64 = buffers[0].gradients().options().dtype(at::kDouble);
+  scalars_.step = at::zeros({1}, buffers[0].gradients().options().dtype(at::kLong));
+  allocate_group_scalars();
+}
+
+void Optimizer::allocate_group_scalars() {
+  TERATRON_ASSERT(groups_.size() <= 256, "{} parameter groups", groups_.size());
+  const at::TensorOptions f64 = buffers_[0].gradients().options().dtype(at::kDouble);
   const auto rows = static_cast<int64_t>(groups_.size());
-  scalars_ = {.lr = at::zeros({rows}, f64),
-              .weight_decay = at::zeros({rows}, f64),
-              .step = at::zeros({1}, f64.dtype(at::kLong))};
+  scalars_.lr = at::zeros({rows}, f64);
+  scalars_.weight_decay = at::zeros({rows}, f64);
+  lr_.clear();
+  weight_decay_.clear();
+}
+
+void Optimizer::update_groups() {
+  groups_.clear();
+  for (const Part& part : parts_) part.groups.copy_(block_groups(part.buffer));
+  allocate_group_scalars();
 }
 
 Optimizer::Part Optimizer::make_part(ParamAndGradBuffer& buffer) {
@@ -124,13 +140,13 @@ Optimizer::Part Optimizer::make_part(ParamAndGradBuffer& buffer) {
             .norm_group = mesh_.group(buffer.options().sharded ? complement(axes) | axes : complement(axes)),
             // Alignment is zero and does not change a norm: sum few large ranges instead of one per tensor.
             .norm_ranges = counts_all(buffer) ? buffer.owned() : counted,
-            .counted_ranges = counted};
-  const at::Tensor groups = block_groups(buffer);
+            .counted_ranges = counted,
+            .groups = block_groups(buffer)};
   for (const FlatRange& range : step_ranges(buffer)) {
     OptimizerRule::Slice slice{.weights = master_weights(buffer, range),
                                .grad = range.of(buffer.gradients()),
                                .states = zero_states(part.states, range.size(), buffer.gradients().options()),
-                               .groups = blocks_of(range).of(groups)};
+                               .groups = blocks_of(range).of(part.groups)};
     if (buffer.rule().unit() == OptimizerRule::Unit::matrix) {
       slice.parameter = buffer.entries_in(range)[0].parameter;
       slice.parts = ranks_of_parts(*slice.parameter, mesh_);
@@ -140,7 +156,6 @@ Optimizer::Part Optimizer::make_part(ParamAndGradBuffer& buffer) {
   return part;
 }
 
-// Row in groups_ of each block of 64 elements.
 at::Tensor Optimizer::block_groups(const ParamAndGradBuffer& buffer) {
   at::Tensor rows = at::zeros({buffer.gradients().numel() / optimizer_block}, at::kByte);
   for (const ParamAndGradBuffer::Entry& entry : buffer.entries()) {

@@ -80,6 +80,8 @@ class Optimizer {
   std::vector<StateTensor> state() const;
   /// Recomputes master weights from the model's; call after loading weights without optimizer state.
   void reset_master_weights();
+  /// After parameters got other groups (ParamGroups).
+  void update_groups();
   /// L2 norm of all trained parameters, on the device.
   at::Tensor parameter_norm() const;
 
@@ -96,9 +98,11 @@ class Optimizer {
     std::vector<Slice> slices;
     std::vector<FlatRange> norm_ranges;
     std::vector<FlatRange> counted_ranges;
+    at::Tensor groups;  // row in groups_ of each block of 64 elements; slices have views of it
   };
   Part make_part(ParamAndGradBuffer& buffer);
   at::Tensor block_groups(const ParamAndGradBuffer& buffer);
+  void allocate_group_scalars();
   at::Tensor clipped(const at::Tensor& scale, const at::Tensor& grad_norm) const;
   void set_scalars(const Hyperparameters& hyper, const GradStats& stats);
   /// Sum over the model of `of_range` over those ranges that this rank counts.

@@ -38,6 +38,11 @@ FlatRange intersection(const FlatRange& a, const FlatRange& b) {
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }
 
+FlatRange ParamAndGradBuffer::Entry::counted() const {
+  if (!counts) return {range.begin, range.begin};
+  return {range.begin, parameter->shard().counts_shared() ? range.end : shared().begin};
+}
+
 ParamAndGradBuffer::ParamAndGradBuffer(std::vector<Entry> entries, const Replicas& replicas,
                                        const at::TensorOptions& storage, const Options& options,
                                        std::shared_ptr<const OptimizerRule> rule)

@@ -61,8 +61,14 @@ class ParamAndGradBuffer {
     int64_t position = 0;  // in the order of registration
     int64_t chunk = 0;     // of the pipeline stage
     Group tied = {};       // stages that share the parameter
+    Group sharers = {};    // tensor-parallel ranks that hold the same shared rows (Shard::sharers)
     bool counts = true;    // in sums over the model: this rank is the first of those that hold this part
     FlatRange range = {};  // set by the buffer
+
+    /// The shared rows in the buffer.
+    FlatRange shared() const { return {range.end - parameter->shard().shared_numel(), range.end}; }
+    /// What sums over the model count of `range`: shared rows on one of their ranks.
+    FlatRange counted() const;
   };
 
   /// Moves parameters of one dtype, in order of registration, into the buffer and sets their main_grad. They

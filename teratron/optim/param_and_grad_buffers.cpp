@@ -62,6 +62,11 @@ std::map<BufferKey, BufferKey> merge_equal_groups(const std::set<BufferKey>& key
   return merged;
 }
 
+Group sharers_of(const Parameter& parameter, const Mesh& mesh) {
+  const int64_t sharers = parameter.shard().sharers;
+  return sharers == 1 ? Group() : mesh.neighbours(Axis::tp, sharers);
+}
+
 // By key, each in order of registration; none for keys of other ranks.
 std::map<BufferKey, Entries> make_entries(ParameterSet& parameters, const Mesh& mesh,
                                           const std::vector<int64_t>& chunks, const OptimizerRules& rules) {
@@ -75,7 +80,10 @@ std::map<BufferKey, Entries> make_entries(ParameterSet& parameters, const Mesh& 
     --left;
     if (!parameter.options.trainable) continue;
     entries.at(merged.at(key_of(parameter, rules)))
-        .push_back({.parameter = &parameter, .position = position++, .chunk = chunk});
+        .push_back({.parameter = &parameter,
+                    .position = position++,
+                    .chunk = chunk,
+                    .sharers = sharers_of(parameter, mesh)});
   }
   return entries;
 }

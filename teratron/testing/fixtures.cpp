@@ -18,10 +18,6 @@ std::string sha256(std::string_view bytes) {
   return text;
 }
 
-std::filesystem::path fixture(const std::string& name) {
-  return std::filesystem::path(TERATRON_SOURCE_DIR) / "tests" / "fixtures" / name;
-}
-
 std::string read_bytes(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw std::runtime_error("cannot open " + path.string());
@@ -57,17 +53,6 @@ std::string message_of(const std::function<void()>& action, ExitCode kind) {
     return error.what();
   }
   return "";
-}
-
-TemporaryFolder::TemporaryFolder() {
-  std::string name = (std::filesystem::temp_directory_path() / "teratron-test-XXXXXX").string();
-  if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot create " + name);
-  path_ = name;
-}
-
-TemporaryFolder::~TemporaryFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
 }
 
 }  // namespace teratron::testing

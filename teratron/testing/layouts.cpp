@@ -303,11 +303,12 @@ void expect_twins(const TestModel& model, const Layout& layout) {
 }
 
 Layout random_layout(const TransformerConfig& config, std::mt19937& random, int64_t ranks) {
+  const int64_t groups = config.query_groups;
   Layout layout;
   do {
     layout = {
         .tp = pick(random, {1, 1, 2, 4}), .pp = pick(random, {1, 2, 3, 4}), .dp = pick(random, {1, 2, 4})};
-  } while (layout.tp * layout.pp * layout.dp > ranks || config.query_groups % layout.tp != 0);
+  } while (layout.tp * layout.pp * layout.dp > ranks || (groups % layout.tp != 0 && layout.tp % groups != 0));
   layout.sequence_parallel = layout.tp > 1 && coin(random);
   layout.sharded = coin(random);
   layout.overlap_param_gather = layout.sharded && coin(random);

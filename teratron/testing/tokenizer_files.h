@@ -10,13 +10,10 @@
 #include <gtest/gtest.h>
 
 #include "teratron/base/error.h"
+#include "teratron/testing/files.h"
 #include "teratron/tokenizer/build_tokenizer.h"
 
 namespace teratron::testing {
-
-inline std::string fixture(const std::string& name) {
-  return std::string(TERATRON_SOURCE_DIR) + "/tests/fixtures/" + name;
-}
 
 inline std::string data_file(const std::string& name) {
   const char* const given = std::getenv("TERATRON_TEST_DATA");
@@ -30,24 +27,6 @@ inline std::string read_file(const std::string& path) {
   text << file.rdbuf();
   return std::move(text).str();
 }
-
-/// Removed by the destructor.
-class TemporaryFolder {
- public:
-  TemporaryFolder() : path_(::testing::TempDir() + "tokenizer_XXXXXX") {
-    if (mkdtemp(path_.data()) == nullptr) throw std::runtime_error("mkdtemp");
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-  std::string write(const std::string& name, std::string_view text) const {
-    const std::string file = path_ + "/" + name;
-    std::ofstream(file, std::ios::binary) << text;
-    return file;
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 inline std::vector<int32_t> encode(const Tokenizer& tokenizer, std::string_view text) {
   std::vector<int32_t> ids;

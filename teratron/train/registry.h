@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "teratron/models/family.h"
+#include "teratron/optim/param_group_rules.h"
 #include "teratron/train/data/train_context.h"
 #include "teratron/train/engine/train_step.h"
 
@@ -26,6 +27,9 @@ struct Registry {
   std::vector<Family> families = {};
   /// Called once on every rank.
   std::function<std::unique_ptr<TrainStep>(const Context&)> train_step = nullptr;
+  /// Factors of weight decay and learning rate by parameter (optim/param_group_rules.h), in place of the
+  /// layers'; the user's flags come on top. Null: the layers'.
+  ParamGroupFunction param_group = nullptr;
 };
 
 /// What a job trains: a family, with the extensions of a program. They must outlive it.

@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "teratron/device/device.h"
+#include "teratron/train/setup_lines.h"
 
 namespace teratron {
 
@@ -40,21 +41,28 @@ RunInfo run_info(const Trainer& trainer) {
   const Arguments& args = trainer.args();
   const std::string device = device_name(trainer.device());
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return {.run_id = fmt::format("{:x}", std::chrono::duration_cast<std::chrono::microseconds>(now).count()),
-          .facts = {{"model", trainer.model().summary},
-                    {"parameters on a rank", fmt::format("{}", trainer.engine().parameters().numel())},
-                    {"sequence length", fmt::format("{}", args.seq_length.value())},
-                    {"batch", fmt::format("{} samples, micro-batches of {}", args.global_batch_size.value(),
-                                          args.micro_batch_size.value())},
-                    {"precision", precision_name(args)},
-                    {"layout", layout_name(args)},
-                    {"device", device},
-                    {"seed", fmt::format("{}", args.seed)}},
-          .arguments = argument_texts(args),
-          .train_iters = trainer.train_iters(),
-          .world_size = trainer.mesh().world_size(),
-          .start_iteration = trainer.state().iteration,
-          .peak_flops_per_gpu = peak_flops(device, math_mode(args)).value_or(0.0)};
+  RunInfo run{
+      .run_id = fmt::format("{:x}", std::chrono::duration_cast<std::chrono::microseconds>(now).count()),
+      .facts = {{"model", trainer.model().summary},
+                {"parameters on a rank", fmt::format("{}", trainer.engine().parameters().numel())},
+                {"sequence length", fmt::format("{}", args.seq_length.value())},
+                {"batch", fmt::format("{} samples, micro-batches of {}", args.global_batch_size.value(),
+                                      args.micro_batch_size.value())},
+                {"precision", precision_name(args)},
+                {"layout", layout_name(args)},
+                {"device", device},
+                {"seed", fmt::format("{}", args.seed)}},
+      .arguments = argument_texts(args),
+      .train_iters = trainer.train_iters(),
+      .world_size = trainer.mesh().world_size(),
+      .start_iteration = trainer.state().iteration,
+      .peak_flops_per_gpu = peak_flops(device, math_mode(args)).value_or(0.0)};
+  if (minimises_other_mean(args, trainer.model())) {
+    run.facts.emplace_back("loss",
+                           "logged: the mean over all learned tokens of a batch; minimised: the mean of its "
+                           "micro-batches' means");
+  }
+  return run;
 }
 
 }  // namespace teratron

@@ -9,12 +9,14 @@
 #include "teratron/base/fault_point.h"
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
+#include "teratron/ckpt/nodes/node_folders.h"
 #include "teratron/device/device.h"
 #include "teratron/plan/flops.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/tokenizer/build_tokenizer.h"
 #include "teratron/train/checkpoint/start.h"
 #include "teratron/train/engine/engine_options.h"
+#include "teratron/train/engine/eval_logits.h"
 #include "teratron/train/setup_lines.h"
 
 namespace teratron {
@@ -34,10 +36,11 @@ std::unique_ptr<TrainStep> make_step(const Registry& registry, const Registry::C
   return registry.train_step ? registry.train_step(context) : std::make_unique<ModelLosses>();
 }
 
-std::vector<std::unique_ptr<JobLock>> lock_directories(const Arguments& args) {
+// The first rank of a node locks its folder of --save, the first of all --run-dir too.
+std::vector<std::unique_ptr<JobLock>> lock_directories(const Arguments& args, bool is_first) {
   std::vector<std::unique_ptr<JobLock>> locks;
   if (args.save) locks.push_back(std::make_unique<JobLock>(*args.save, JobLockOptions{}));
-  if (!args.run_dir) return locks;
+  if (!args.run_dir || !is_first) return locks;
   make_directories(*args.run_dir, ExitCode::config);
   std::error_code ignored;
   if (args.save && std::filesystem::equivalent(*args.run_dir, *args.save, ignored)) return locks;
@@ -49,6 +52,18 @@ ScheduleLoadRule schedule_rule(const Arguments& args) {
   if (args.override_opt_param_scheduler || args.skip_train) return ScheduleLoadRule::keep_flags;
   if (args.use_checkpoint_opt_param_scheduler) return ScheduleLoadRule::use_checkpoint;
   return ScheduleLoadRule::must_match;
+}
+
+void check_logits(const Arguments& args, const ModelPlan& plan, const Registry& registry, bool first_rank) {
+  if (!args.return_logits) return;
+  if (plan.inference.of_texts)
+    throw config_error({.what = "the model has outputs of whole texts, not logits of tokens",
+                        .where = "--return-logits",
+                        .fix = "Leave it out"});
+  if (first_rank && !args.logits_out && !registry.train_step)
+    notice(
+        "--return-logits has no effect: nothing uses the logits without --logits-out or a program's train "
+        "step");
 }
 
 }  // namespace
@@ -72,32 +87,50 @@ Trainer::Trainer(const Arguments& args, const Mesh& mesh, const JobModel& model)
   if (device_.is_cuda()) check_expert_graphs_on(args_, device_name(device_), compute_capability(device_));
   if (args_.deterministic_mode) at::globalContext().setDeterministicAlgorithms(true, false);
   const ModelPlan plan = family_.plan(args_, tokenizer_->vocab_size());
+  check_logits(args_, plan, model.registry, is_first_rank());
   if (is_first_rank()) print_setup(args_, batches_, train_iters_, plan);
-  if (args_.save) check_save_directory(*args_.save, *mesh_.world().communicator);
-  if (is_first_rank()) locks_ = lock_directories(args_);
+  const auto folders = find_folders();
+  if (folders->leads(mesh_.rank())) locks_ = lock_directories(args_, is_first_rank());
+  if (is_first_rank()) print_building_model(family_);
   {
     const auto timed = timers_->scope("model-and-optimizer-setup");
     EngineOptions options = engine_options(args_, plan, device_);
     options.step = step_.get();
+    options.param_group = model.registry.param_group;
     options.timers = timers_.get();
     removes_padding_ = packs_rows(args_, options);
     engine_ = std::make_unique<TrainEngine>(options, mesh_);
   }
+  state_.param_groups = engine_->param_groups();
   nan_policy_.emplace(args_, *engine_);
   std::string config = checkpoint_config(args_, family_, engine_->options());
   if (args_.save && is_first_rank()) config = with_identity(config, args_, own_run_ && own_run_->finetunes);
-  checkpointed_.emplace(args_, *engine_, state_, family_, std::move(config));
+  checkpointed_.emplace(args_, *engine_, state_, family_, std::move(config), folders);
   saver_.emplace(*checkpointed_);
   hf_output_.emplace(*checkpointed_, *saver_);
   if (args_.remove_padding == "always" && !removes_padding_ && is_first_rank())
     notice("--remove-padding has no effect: the rows of this training have no padding");
   if (mesh_.replicas().rank == 0) {
-    print(" > number of parameters on (tensor, pipeline) model parallel rank ({}, {}): {}",
-          mesh_.group(Axis::tp).rank, mesh_.group(Axis::pp).rank, engine_->parameters().numel());
+    print_parameters(mesh_, engine_->parameters().numel());
     print(" > rank ({}, {}): {}", mesh_.group(Axis::tp).rank, mesh_.group(Axis::pp).rank,
-          to_string(engine_->memory()));
+          to_string(state_memory(*engine_)));
   }
   size_data();
+  if (args_.num_train_epochs && !args_.skip_train && is_first_rank())
+    print_epochs(args_, epoch_, train_iters_);
+}
+
+// The folders behind --save. Where rank 0's node has no checkpoint of the run, others must have none.
+std::shared_ptr<const NodeFolders> Trainer::find_folders() const {
+  auto folders = std::make_shared<NodeFolders>();
+  if (!args_.save) return folders;
+  HostGroup& ranks = *mesh_.world().communicator;
+  *folders = check_save_directory(*args_.save, ranks);
+  if (folders->is_shared()) return folders;
+  if (is_first_rank()) notice_line(describe(*folders));
+  const bool evaluates = args_.skip_train && args_.load;
+  if (!own_run_ && !args_.fresh && !evaluates) require_no_checkpoints(*args_.save, ranks);
+  return folders;
 }
 
 void Trainer::size_data() {
@@ -108,7 +141,9 @@ void Trainer::size_data() {
   const TrainData::Source source{split_samples(args_, progress), model().batch, device_, epoch_.data};
   if (data_ && data_->samples() == source.samples) return;
   const auto timed = timers_->scope("train/valid/test-data-iterators-setup");
+  if (is_first_rank()) print_building_data(family_);
   data_ = std::make_unique<TrainData>(Registry::Context{args_, *tokenizer_, mesh_}, family_, source);
+  if (is_first_rank()) print_finished_data(family_);
 }
 
 // A length in samples or epochs ends after the same samples if the batch size changed on the way.
@@ -125,6 +160,7 @@ bool Trainer::load() {
   resumed_folder_ = start.folder;
   if (!start.resumed) return start.has_weights;
   state_.load(start.resumed->state, schedule_rule(args_));
+  engine_->set_param_group_rules(state_.param_groups.rules);
   loaded_iteration_ = state_.iteration;
   train_iters_ = planned_iters();
   size_data();
@@ -282,14 +318,38 @@ StepResult Trainer::eval_step(BatchSource& source, int64_t steps) {
 std::optional<StepResult> Trainer::evaluate(Split split, const NextPart& next_part) {
   const std::unique_ptr<BatchSource> source = open(split);
   const int64_t count = args_.eval_iters * eval_batch_size().microbatches;
-  return engine_->evaluate(batches_from(*source), {count, count}, next_part);
+  return evaluate(split, *source, std::vector(mesh_.data_parallel().size, count), next_part);
 }
 
 std::optional<StepResult> Trainer::evaluate_whole_valid(const NextPart& next_part) {
   const std::unique_ptr<BatchSource> source = data_->open_whole_valid();
-  const EvaluationSize size = {.mine = data_->whole_valid_microbatches(mesh_.data_parallel().rank),
-                               .most = data_->whole_valid_microbatches(0)};
-  return engine_->evaluate(batches_from(*source), size, next_part);
+  std::vector<int64_t> counts;
+  for (int64_t rank = 0; rank < mesh_.data_parallel().size; ++rank)
+    counts.push_back(data_->whole_valid_microbatches(rank));
+  return evaluate(Split::valid, *source, counts, next_part);
+}
+
+std::optional<StepResult> Trainer::evaluate(Split split, BatchSource& source,
+                                            const std::vector<int64_t>& micro_batches,
+                                            const NextPart& next_part) {
+  std::optional<EvalLogits> logits;
+  if (args_.logits_out) {
+    const char* const name = split == Split::test ? "test" : "validation";
+    logits.emplace(EvalLogits::Options{.folder = *args_.logits_out,
+                                       .name = fmt::format("{}-{:07d}", name, state_.iteration),
+                                       .micro_batches = micro_batches,
+                                       .gathers = args_.gather_logits},
+                   mesh_);
+    engine_->on_logits([&logits](const at::Tensor& values, const MicroBatch& batch, bool counts) {
+      logits->add(values, batch, counts);
+    });
+  }
+  const auto mine = static_cast<size_t>(mesh_.data_parallel().rank);
+  const EvaluationSize size{.mine = micro_batches.at(mine), .most = micro_batches.at(0)};
+  const std::optional<StepResult> result = engine_->evaluate(batches_from(source), size, next_part);
+  engine_->on_logits(nullptr);
+  if (logits && result) logits->finish();
+  return result;
 }
 
 at::Tensor Trainer::average(const at::Tensor& tensor) const {

@@ -116,8 +116,12 @@ class Trainer {
 
  private:
   int64_t planned_iters() const;
+  std::shared_ptr<const NodeFolders> find_folders() const;
   /// Builds the data for what `state_` has consumed and what is left, unless they have these sizes.
   void size_data();
+  /// engine_->evaluate(), with the files of --logits-out.
+  std::optional<StepResult> evaluate(Split split, BatchSource& source,
+                                     const std::vector<int64_t>& micro_batches, const NextPart& next_part);
   StepMetrics next_step_metrics(const BatchSize& batch) const;
   void add_learning_rates(StepMetrics& metrics) const;
 
@@ -133,7 +137,7 @@ class Trainer {
   Finetuning finetuning_;
   bool removes_padding_ = false;
   std::unique_ptr<Timers> timers_;
-  std::vector<std::unique_ptr<JobLock>> locks_;  // of the first rank
+  std::vector<std::unique_ptr<JobLock>> locks_;  // of the first rank of a node
   std::unique_ptr<TrainEngine> engine_;
   std::unique_ptr<TrainData> data_;
   TrainState state_;

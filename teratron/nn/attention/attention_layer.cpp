@@ -23,15 +23,17 @@ LinearOptions head_projection(const AttentionLayerOptions& options, int64_t head
 // linear_qkv: for each query group its queries, a key and a value.
 LinearOptions qkv_projection(const AttentionLayerOptions& options) {
   LinearOptions linear = head_projection(options, options.heads + 2 * options.query_groups);
-  linear.parts = {{"linear_q", options.heads / options.query_groups * options.kv_channels},
-                  {"linear_k", options.kv_channels},
-                  {"linear_v", options.kv_channels}};
+  const int64_t queries = options.heads / options.query_groups * options.kv_channels;
+  linear.parts = {
+      {"linear_q", queries}, {"linear_k", options.kv_channels}, {"linear_v", options.kv_channels}};
+  linear.group = {queries, 2 * options.kv_channels};
   return linear;
 }
 
 LinearOptions kv_projection(const AttentionLayerOptions& options) {
   LinearOptions linear = head_projection(options, 2 * options.query_groups);
   linear.parts = {{"linear_k", options.kv_channels}, {"linear_v", options.kv_channels}};
+  linear.group = {0, 2 * options.kv_channels};
   return linear;
 }
 

@@ -1,7 +1,9 @@
-// Attention layers with their projections, multi-head or grouped-query, tensor-parallel over query groups.
+// Attention layers with their projections, multi-head or grouped-query, tensor-parallel over query groups. A
+// group with more ranks than one has its key/value head on all of them, each with some of its query heads.
 // Optional: query-key normalization (Henry et al. 2020), ALiBi, relative position biases, sliding window.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 
 #include "teratron/nn/attention/attention.h"
@@ -37,6 +39,11 @@ struct AttentionLayerOptions {
   ContextParallelComm context_parallel_comm = ContextParallelComm::p2p;
 };
 
+/// Key/value heads on a rank: fewer of them than ranks are on several each.
+inline int64_t query_groups_on_rank(int64_t query_groups, int64_t ranks) {
+  return std::max<int64_t>(query_groups / ranks, 1);
+}
+
 /// softmax(Q K^T) V of this rank's heads as the options say; no parameters.
 class CoreAttention {
  public:
@@ -55,7 +62,7 @@ class CoreAttention {
 
   // On this rank.
   int64_t heads() const { return options_.heads / group_.size; }
-  int64_t query_groups() const { return options_.query_groups / group_.size; }
+  int64_t query_groups() const { return query_groups_on_rank(options_.query_groups, group_.size); }
   int64_t kv_channels() const { return options_.kv_channels; }
   int64_t v_channels() const { return options_.v_channels > 0 ? options_.v_channels : kv_channels(); }
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "teratron/nn/attention/attention_cost.h"
 #include "teratron/nn/cost/linear_cost.h"
 
@@ -12,32 +14,37 @@ class CrossAttentionCost {
       : name_(name), options_(options), target_(target), source_(source) {}
 
   std::vector<Operator> all() const {
-    Operator keys_and_values = projection("linear_kv", source_, 2 * options_.query_groups);
+    Operator keys_and_values = projection("linear_kv", source_, 2.0 * groups(source_));
     keys_and_values.add_saved(-source_.hidden);  // the memory, which all layers share
-    return {projection("linear_q", target_, options_.heads), keys_and_values, core(), output()};
+    return {projection("linear_q", target_, heads(target_)), keys_and_values, core(), output()};
   }
 
  private:
+  // On a rank.
+  double heads(const RankSizes& rows) const { return as_real(options_.heads) / rows.shards; }
+  double groups(const RankSizes& rows) const {
+    return std::max(as_real(options_.query_groups) / rows.shards, 1.0);
+  }
+
   // Hidden states [queries, H] to [queries, heads], or [keys, H] to [keys, 2 groups].
-  Operator projection(const char* part, const RankSizes& rows, int64_t heads) const {
-    const double width = as_real(heads * options_.kv_channels) / rows.shards;
+  Operator projection(const char* part, const RankSizes& rows, double heads_on_rank) const {
+    const double width = heads_on_rank * as_real(options_.kv_channels);
     return column_operator(name_ + "." + part, rows, width, /*fp8=*/false);
   }
 
   Operator core() const {
-    const double heads = as_real(options_.heads) / target_.shards, width = as_real(options_.kv_channels);
-    const double q = target_.tokens * heads * width * target_.element;
+    const double n = heads(target_), width = as_real(options_.kv_channels);
+    const double q = target_.tokens * n * width * target_.element;
     const AttentionBackend backend =
         choose_backend(attention_shape(options_, target_.batch, source_.batch.batch.sequence_length));
     const bool stores_scores = backend == AttentionBackend::math;
     // Keys and values may be repeated for every query head of their group.
     const bool repeats = stores_scores || backend == AttentionBackend::flash_cpu;
-    const int64_t kept = repeats ? options_.heads : options_.query_groups;
-    const double kv = 2.0 * source_.tokens * as_real(kept) / target_.shards * width * target_.element;
-    const double scores = target_.samples * heads * target_.queries * source_.keys;
+    const double kv = 2.0 * source_.tokens * (repeats ? n : groups(target_)) * width * target_.element;
+    const double scores = target_.samples * n * target_.queries * source_.keys;
     const double score_bytes = stores_scores ? scores * target_.element : 0.0;
     const double stored = stores_scores ? (options_.dropout > 0.0 ? 2.0 : 1.0) * score_bytes
-                                        : target_.tokens * heads * target_.statistic;
+                                        : target_.tokens * n * target_.statistic;
     Operator op{.name = name_ + ".core_attention", .kind = Operator::Kind::attention};
     op.flops = 4.0 * scores * width;
     op.bytes = 2.0 * q + kv;

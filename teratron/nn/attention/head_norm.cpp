@@ -1,5 +1,7 @@
 #include "teratron/nn/attention/head_norm.h"
 
+#include <algorithm>
+
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "teratron/base/error.h"
@@ -77,21 +79,28 @@ class AllHeadsNorm : public HeadNorm {
   AllHeadsNorm(const Scope& scope, const HeadNormOptions& options, const Group& group)
       : options_(options), group_(group) {
     TERATRON_ASSERT(options.norm.kind == NormKind::rms, "only an RMS norm is sharded over heads");
-    const int64_t width = options.heads * options.width;
-    weight_ = &scope.parameter("weight", {.shard = Shard::split({width}, 0, group.size, group.rank),
+    weight_ = &scope.parameter("weight", {.shard = shard(options, group),
                                           .init = options.norm.zero_centered ? Init::zeros() : Init::ones(),
                                           .param_group = ParamGroup::no_weight_decay});
   }
 
   at::Tensor forward(const at::Tensor& x_SBND) override {
     register_use(*weight_);
-    const AllHeadsNormFunction::Args args{weight_, &group_, options_.norm,
-                                          static_cast<double>(options_.heads * options_.width)};
+    // Sums over the ranks have a head once for each of its ranks.
+    const int64_t summed = std::max(options_.heads, group_.size) * options_.width;
+    const AllHeadsNormFunction::Args args{weight_, &group_, options_.norm, static_cast<double>(summed)};
     return AllHeadsNormFunction::apply(x_SBND.flatten(-2), grad_anchor({weight_}), args)
         .unflatten(-1, {x_SBND.size(-2), options_.width});
   }
 
  private:
+  static Shard shard(const HeadNormOptions& options, const Group& group) {
+    const int64_t width = options.heads * options.width;
+    return options.heads < group.size
+               ? Shard::split_groups({width}, {0, options.width}, group.size, group.rank)
+               : Shard::split({width}, 0, group.size, group.rank);
+  }
+
   HeadNormOptions options_;
   Group group_;
   Parameter* weight_;

@@ -9,7 +9,7 @@ namespace teratron {
 
 struct HeadNormOptions {
   NormOptions norm;
-  int64_t heads = 0;  // of all ranks
+  int64_t heads = 0;  // of all ranks; fewer than ranks: each is on several
   int64_t width = 0;  // of a head
 };
 

@@ -19,7 +19,7 @@ class SelfAttentionCost {
         shape_(attention_shape(options, batch_, batch_.batch.sequence_length)),
         backend_(choose_backend(shape_)),
         heads_(as_real(options.heads) / sizes.shards),
-        groups_(as_real(options.query_groups) / sizes.shards),
+        groups_(std::max(as_real(options.query_groups) / sizes.shards, 1.0)),
         q_(sizes.tokens * heads_ * as_real(options.kv_channels) * sizes.element),
         kv_(sizes.tokens * groups_ * as_real(options.kv_channels) * sizes.element) {}
 
@@ -29,8 +29,7 @@ class SelfAttentionCost {
   // What backends keep besides queries, keys, values and the output as they are: keys and values repeated for
   // every query head of their group, and scores.
   bool repeats_groups() const {
-    return options_.query_groups < options_.heads &&
-           (backend_ == AttentionBackend::flash_cpu || stores_scores());
+    return groups_ < heads_ && (backend_ == AttentionBackend::flash_cpu || stores_scores());
   }
   bool stores_scores() const { return backend_ == AttentionBackend::math; }
   // Copies with contiguous samples; the output layer reads another copy.
@@ -38,7 +37,7 @@ class SelfAttentionCost {
   bool recomputes() const { return options_.recompute_core && stores_scores(); }
   // Whether queries, keys and values are views of their projection.
   bool is_view() const {
-    return queries_are_view(static_cast<int64_t>(groups_), options_.heads / options_.query_groups);
+    return queries_are_view(static_cast<int64_t>(groups_), static_cast<int64_t>(heads_ / groups_));
   }
   double qkv() const { return q_ + 2.0 * kv_; }
   double repeated() const { return repeats_groups() ? 2.0 * q_ : 0.0; }

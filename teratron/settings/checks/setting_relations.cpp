@@ -18,6 +18,7 @@ enum class Relation : uint8_t {
   demands,      // same, but the other setting is blamed
   multiple_of,  // the rest compare settings that are set, or formulas of them (formula.h)
   divisible_by,
+  divisible_either_way,  // one by the other
   equals,
   at_most,
   at_least,
@@ -54,7 +55,7 @@ constexpr Rule rules[] = {
     {"hidden_size", divisible_by, "num_attention_heads", "It is split into heads unless kv_channels is given", "without --kv-channels"},
     {"num_attention_heads", divisible_by, tp, "Heads are split over tensor-parallel ranks"},
     {"num_attention_heads", divisible_by, "num_query_groups", "Groups have the same number of query heads", "--group-query-attention"},
-    {"num_query_groups", divisible_by, tp, "Key/value heads are split over tensor-parallel ranks", "--group-query-attention"},
+    {"num_query_groups", divisible_either_way, tp, "Key/value heads are split over tensor-parallel ranks, or each is on as many ranks", "--group-query-attention"},
     {"ffn_hidden_size", divisible_by, tp, "The MLP is split over tensor-parallel ranks"},
     {"padded_vocab_size", divisible_by, tp, "The embedding is split over tensor-parallel ranks"},
     {"seq_length", at_most, "max_position_embeddings", {}, absolute_positions},
@@ -135,6 +136,8 @@ constexpr Rule rules[] = {
     {"--adlr-autoresume", needs, "--save"},
     {"--profile", needs, "--save or --run-dir"},
     {"--wandb-project", needs, "--save or --run-dir"},
+    {"--logits-out", needs, "--return-logits"},
+    {"--gather-logits", needs, "--logits-out"},
     {"--generate-interval", demands, "--generate-prompts"},
     {"--generate-prompts", demands, "--generate-interval"},
     {"profile_step_end", greater_than, "profile_step_start", {}, "--profile"},
@@ -159,6 +162,8 @@ constexpr Rule rules[] = {
     {"--override-opt-param-scheduler", excludes, "--use-checkpoint-opt-param-scheduler"},
     {"min_lr", at_most, "lr"},
     {"lr_warmup_init", at_most, "lr"},
+    {"--no-weight-decay-cond-type", excludes, "--no-wd-decay-cond", "Both choose the parameters without weight decay"},
+    {"--scale-lr-cond", needs, "--lr-mult", "It names the parameters that the factor is for"},
     {"decoupled_lr", at_least, "decoupled_min_lr"},
     {"decoupled_lr", at_least, "min_lr", {}, "without --decoupled-min-lr"},
     {"--weight-decay-incr-style constant", excludes, "--start-weight-decay or --end-weight-decay"},
@@ -248,8 +253,9 @@ using Reported = std::set<std::pair<std::string_view, std::string_view>>;
 void check_divisor(const Rule& rule, Validation& v, Reported& reported) {
   const Formula a = evaluate(rule.subject, v.args), b = evaluate(rule.other, v.args);
   if (!a.value || !b.value || *a.value % *b.value == 0) return;
+  if (rule.relation == divisible_either_way && *b.value % *a.value == 0) return;
   if (!reported.emplace(a.blamed, rule.reason).second) return;
-  if (rule.relation == divisible_by) {
+  if (rule.relation != multiple_of) {
     v.divisible({a.blamed, *a.value, rule.other, *b.value, rule.reason, rule.subject, b.factor});
   } else {
     v.reject(
@@ -286,13 +292,14 @@ void check_values(const Rule& rule, Validation& v) {
 std::vector<DividedSize> divided_sizes(const Arguments& args) {
   std::vector<DividedSize> sizes;
   for (const Rule& rule : rules) {
-    const bool divides = rule.relation == divisible_by && rule.other.ends_with("_parallel_size");
-    if (!divides || is_formula(rule.subject) || !arguments_schema().field(rule.subject).model ||
-        !applies(rule.when, args, {}))
+    const bool divides = rule.relation == divisible_by || rule.relation == divisible_either_way;
+    if (!divides || !rule.other.ends_with("_parallel_size") || is_formula(rule.subject) ||
+        !arguments_schema().field(rule.subject).model || !applies(rule.when, args, {}))
       continue;
     const Formula size = evaluate(rule.subject, args), ranks = evaluate(rule.other, args);
     if (!size.value || !ranks.value) continue;
-    sizes.push_back({rule.subject, *size.value, rule.other, *ranks.value, settings_in(rule.other)});
+    sizes.push_back({rule.subject, *size.value, rule.other, *ranks.value, settings_in(rule.other),
+                     rule.relation == divisible_either_way});
     if (rule.other == etp) sizes.back().settings.emplace_back(tp);  // its default follows from it
   }
   return sizes;

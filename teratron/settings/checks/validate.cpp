@@ -114,6 +114,7 @@ void validate_arguments(ParsedArguments& parsed, int64_t world_size, const Valid
   check_batch(v);
   check_pipeline(v);
   check_schedule(v);
+  check_param_groups(v);
   check_data(v);
   check_fp8(v);
   check_experts(v);

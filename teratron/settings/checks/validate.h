@@ -50,6 +50,9 @@ struct DividedSize {
   std::string_view by;  // a setting or formula
   int64_t divisor;
   std::vector<std::string> settings;  // that the divisor follows from
+  bool either_way = false;            // the size may divide `divisor` instead
+
+  bool fits() const { return value % divisor == 0 || (either_way && value > 0 && divisor % value == 0); }
 };
 /// Sizes that are set, and divided with these settings.
 std::vector<DividedSize> divided_sizes(const Arguments& args);
@@ -61,6 +64,7 @@ void check_batch(Validation& v);
 void check_context_parallel(Validation& v);  // after check_model
 void check_pipeline(Validation& v);          // after check_batch
 void check_schedule(Validation& v);
+void check_param_groups(Validation& v);
 void check_data(Validation& v);
 void check_fp8(Validation& v);
 void check_experts(Validation& v);

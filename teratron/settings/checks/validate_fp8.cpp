@@ -1,4 +1,6 @@
 // FP8: sizes of the GEMMs beside those in setting_relations.cpp.
+#include <algorithm>
+
 #include "teratron/settings/checks/formula.h"
 #include "teratron/settings/checks/validate.h"
 
@@ -28,8 +30,9 @@ void check_size(Validation& v, const Size& size) {
 void check_qkv_width(Validation& v) {
   const Arguments& a = v.args;
   if (!a.num_attention_heads) return;
+  // A key/value head may be on several ranks.
+  const auto kv_heads = product(2, std::max(query_groups(a), a.tensor_model_parallel_size));
   const int64_t heads = *a.num_attention_heads;
-  const auto kv_heads = product(2, query_groups(a));
   if (!kv_heads || *kv_heads > INT64_MAX - heads) return;
   check_size(
       v, {"kv_channels", "width of queries, keys and values / tensor_model_parallel_size",

@@ -9,6 +9,13 @@ namespace {
 // clang-format off
 const BadCombination bad_trainings[] = {
     {"--gbs 7", 2, "--gbs", "7 is not divisible by micro_batch_size 2 * data_parallel_size 2 = 4", "4 or 8"},
+    {"--lr-mult 2", 1, "--lr-mult", "lr_mult = 2 names no parameters", "--scale-lr-cond"},
+    {"--lr-mult x=-1", 1, "--lr-mult", "'x=-1' is not PATTERN=F", "0.1"},
+    {"--lr-mult =2", 1, "--lr-mult", "'=2' is not PATTERN=F"},
+    {"--scale-lr-cond x", 1, "--scale-lr-cond", "needs --lr-mult"},
+    {"--scale-lr-cond x --lr-mult y=2", 1, "--scale-lr-cond", "no factor"},
+    {"--no-wd-decay-cond x --no-weight-decay-cond-type apply_wd_to_qk_layernorm --qk-layernorm", 1, "--no-weight-decay-cond-type", "mutually exclusive"},
+    {"--logits-out x", 1, "--logits-out", "needs --return-logits"},
     {"--gbs 8 --num-micro-batches 3", 1, "--num-micro-batches", "which is 4 micro-batches"},
     {"--mbs 9223372036854775807", 2, "--mbs", "exceeds 64 bits"},
     {"--num-micro-batches 9223372036854775807", 1, "--num-micro-batches", "exceeds 64 bits"},

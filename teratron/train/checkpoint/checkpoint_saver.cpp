@@ -31,6 +31,7 @@ std::optional<SaveMetrics> CheckpointSaver::save() {
       .config = run_.config,
       .state = run_.state.to_json(),
       .retain = {.interval = args.save_retain_interval.value_or(0), .last = args.keep_last.value_or(0)},
+      .nodes = run_.folders,
       .removal = removal_};
   reserve_memory();
   if (memory_ && start(current, request)) {

@@ -1,8 +1,10 @@
 // A training as its checkpoints see it.
 #pragma once
 
+#include <memory>
 #include <string>
 
+#include "teratron/ckpt/nodes/node_folders.h"
 #include "teratron/models/family.h"
 #include "teratron/settings/arguments.h"
 #include "teratron/train/checkpoint/train_state.h"
@@ -15,7 +17,8 @@ struct CheckpointedRun {
   TrainEngine& engine;
   const TrainState& state;
   const Family& family;
-  std::string config;  // checkpoint_config()
+  std::string config;                                    // checkpoint_config()
+  std::shared_ptr<const NodeFolders> folders = nullptr;  // behind --save
 
   HostGroup& ranks() const { return *engine.mesh().world().communicator; }
   bool is_first_rank() const { return engine.mesh().rank() == 0; }

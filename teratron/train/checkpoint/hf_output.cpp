@@ -4,6 +4,8 @@
 
 #include "teratron/base/log.h"
 #include "teratron/ckpt/directory.h"
+#include "teratron/ckpt/nodes/node_folders.h"
+#include "teratron/ckpt/nodes/peer_shards.h"
 #include "teratron/comm/collective_errors.h"
 #include "teratron/hf/convert.h"
 #include "teratron/hf/peft.h"
@@ -43,29 +45,31 @@ void HfOutput::check_adapters() {
 }
 
 void HfOutput::with_checkpoint(const std::filesystem::path& output,
-                               const std::function<void(const std::filesystem::path&)>& use) {
+                               const std::function<void(const CheckpointSource&)>& use) {
   saver_.finish();
+  HostGroup& ranks = run_.ranks();
   std::filesystem::path copy = output.has_filename() ? output : output.parent_path();
   copy += ".weights";
   std::filesystem::path source;
+  std::shared_ptr<const NodeFolders> folders = run_.folders;
   if (saver_.is_saved()) {
     source = std::filesystem::path(*run_.args.save) / iteration_name(run_.state.iteration);
   } else {
-    source = save_model(run_.engine, {.directory = copy, .config = run_.config}, false).path;
+    folders = std::make_shared<const NodeFolders>(check_save_directory(copy, ranks));
+    const SaveRequest request{.directory = copy, .config = run_.config, .nodes = folders};
+    source = save_model(run_.engine, request, false).path;
   }
-  run_on_rank_0(run_.ranks(), [&]() -> std::string {
-    use(source);
-    std::error_code ignored;
-    if (!saver_.is_saved()) std::filesystem::remove_all(copy, ignored);
-    return "";
+  use_on_rank_0(source, ranks, [&](const Manifest& manifest, const RemoteShards& remote) {
+    use(CheckpointReader(source, manifest, remote));
   });
+  std::error_code ignored;
+  if (!saver_.is_saved() && folders->leads(ranks.rank())) std::filesystem::remove_all(copy, ignored);
 }
 
 void HfOutput::write_model() {
   const std::filesystem::path folder = *run_.args.hf_out;
-  with_checkpoint(folder, [&](const std::filesystem::path& source) {
+  with_checkpoint(folder, [&](const CheckpointSource& weights) {
     const HfExport request{.destination = folder, .tokenizer = hf_tokenizer(tokenizer_options(run_.args))};
-    const CheckpointReader weights(source);
     const ConversionReport report = run_.engine.options().lora
                                         ? export_hf(MergedLora(weights, saved_adapters(weights)), request)
                                         : export_hf(weights, request);
@@ -74,8 +78,8 @@ void HfOutput::write_model() {
 }
 
 void HfOutput::write_adapters() {
-  with_checkpoint(*run_.args.lora_out, [&](const std::filesystem::path& source) {
-    write_peft({.source = source, .destination = *run_.args.lora_out});
+  with_checkpoint(*run_.args.lora_out, [&](const CheckpointSource& weights) {
+    write_peft({.source = weights, .destination = *run_.args.lora_out});
   });
 }
 

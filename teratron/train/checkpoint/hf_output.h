@@ -28,10 +28,10 @@ class HfOutput {
   void check_adapters();
   void write_model();
   void write_adapters();
-  /// use(folder) on rank 0, with an iter_* folder that has the weights as they are: the saved one, or one
-  /// that is written beside `output` and removed again.
+  /// use(checkpoint) on rank 0, with the weights as they are: the saved one, or one that is written beside
+  /// `output` and removed again.
   void with_checkpoint(const std::filesystem::path& output,
-                       const std::function<void(const std::filesystem::path&)>& use);
+                       const std::function<void(const CheckpointSource&)>& use);
 
   const CheckpointedRun& run_;
   CheckpointSaver& saver_;

@@ -254,7 +254,8 @@ std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions&
                             .iteration = options.iteration,
                             .ignored = ignored,
                             .select = select,
-                            .quarantine = options.own},
+                            .quarantine = options.own,
+                            .nodes = options.nodes},
                            peers);
   }
   if (!info) return std::nullopt;

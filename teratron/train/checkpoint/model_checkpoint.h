@@ -44,7 +44,8 @@ struct LoadOptions {
   bool finetune = false;   // allows other rotary positions than the checkpoint's, with a notice
   Finetuning other_family = {};  // with `finetune`
   bool own = true;               // this run saves to the directory: damaged checkpoints may be renamed
-  const CheckpointSource* source = nullptr;  // in place of `directory`; has no optimizer state
+  std::shared_ptr<const NodeFolders> nodes = nullptr;  // with `own`, as SaveRequest::nodes
+  const CheckpointSource* source = nullptr;            // in place of `directory`
 };
 
 /// Loads into the engine; nullopt if there is no checkpoint. Weights of another dtype are converted, with a

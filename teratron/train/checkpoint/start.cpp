@@ -5,6 +5,7 @@
 #include "teratron/base/log.h"
 #include "teratron/comm/collective_errors.h"
 #include "teratron/hf/hf_checkpoint.h"
+#include "teratron/megatron/load_source.h"
 #include "teratron/models/family_formats.h"
 #include "teratron/settings/checkpoint_args.h"
 #include "teratron/train/checkpoint/adapters.h"
@@ -21,6 +22,24 @@ std::vector<std::string> own_names(const Family& family) {
   return names;
 }
 
+// What Megatron-LM released has neither an iteration nor an optimizer's state: its weights are loaded.
+void load_weights_of_release(LoadOptions& options, const CheckpointedRun& run) {
+  if (!options.finetune && run.is_first_rank())
+    notice("it is a release without training state: the training starts at iteration 0 from its weights");
+  options.optimizer = options.evaluates = false;
+  options.finetune = true;
+}
+
+// Saving into it would make Megatron-LM look for an iteration that it cannot read, and might prune what it
+// can read.
+[[noreturn]] void refuse_foreign_folder(const std::string& save) {
+  throw checkpoint_error(
+      {.what = "the folder holds checkpoints of Megatron-LM, to which none of ours are added",
+       .where = printable(save, 4096),
+       .fix = "Name it with --load, and another folder with --save"});
+}
+
+// From a checkpoint of ours or of Megatron-LM.
 std::optional<CheckpointInfo> load_from(const std::string& directory, const LoadOptions& options,
                                         const CheckpointedRun& run) {
   LoadOptions all = options;
@@ -28,15 +47,26 @@ std::optional<CheckpointInfo> load_from(const std::string& directory, const Load
   all.config = run.config;
   all.family_fields = own_names(run.family);
   all.own = run.args.save == directory || (run.args.load == directory && !loads_elsewhere(run.args));
+  all.nodes = run.folders;
+  const auto megatron = open_megatron_source(
+      import_for({.path = directory, .step = options.iteration, .optimizer = options.optimizer}, run.config),
+      run.ranks());
+  if (megatron && run.args.save && all.own) refuse_foreign_folder(*run.args.save);
+  all.source = megatron.get();
+  if (megatron && megatron->is_release()) load_weights_of_release(all, run);
   const auto info = load_model(run.engine, all);
   if (info && run.is_first_rank())
     print(" loading checkpoint from {} at iteration {}", info->path.string(), info->iteration);
   return info;
 }
 
+bool has_training_state(const CheckpointInfo& info) {
+  return !nlohmann::json::parse(info.state).empty();
+}
+
 // --fresh: no later start may resume from the checkpoints of an earlier run.
 void archive_previous_run(const CheckpointedRun& run) {
-  const auto aside = archive_checkpoints(*run.args.save, run.ranks());
+  const auto aside = archive_checkpoints(*run.args.save, run.folders.get(), run.ranks());
   if (aside && run.is_first_rank())
     notice("--fresh: the checkpoints of the earlier run were moved to {}", aside->string());
 }
@@ -109,7 +139,8 @@ std::optional<Start> load_other(const CheckpointedRun& run, const Finetuning& fi
   if (args.hf && run.is_first_rank())
     notice("--load holds a checkpoint, which goes before --hf: the weights of {} are not loaded",
            printable(*args.hf, 4096));
-  if (!args.finetune) return Start{.resumed = std::move(info), .folder = *args.load, .has_weights = true};
+  if (!args.finetune && has_training_state(*info))
+    return Start{.resumed = std::move(info), .folder = *args.load, .has_weights = true};
   load_adapters(run);
   return Start{.has_weights = true};
 }

@@ -31,9 +31,9 @@ struct Start {
 };
 
 /// Loads the checkpoint of the run in --save, else --load's, else the weights of --hf or
-/// --pretrained-checkpoint, and the adapters of --lora. Rank 0 prints what was done. `finetuning`: which
-/// other families' checkpoints are read. UserError(checkpoint) if what is asked for does not exist or does
-/// not fit. Collective over the mesh.
+/// --pretrained-checkpoint, of ours or of Megatron-LM (megatron/load_source.h), and the adapters of --lora.
+/// Rank 0 prints what was done. `finetuning`: which other families' checkpoints are read.
+/// UserError(checkpoint) if what is asked for does not exist or does not fit. Collective over the mesh.
 Start load_start(const CheckpointedRun& run, const Finetuning& finetuning, const std::optional<OwnRun>& own);
 
 /// Says on rank 0 what differs from the run that is resumed.

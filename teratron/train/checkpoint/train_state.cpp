@@ -22,14 +22,15 @@ int64_t counter(const nlohmann::json& state, const char* key) {
 }  // namespace
 
 std::string TrainState::to_json() const {
-  const nlohmann::json state = {{"iteration", iteration},
-                                {"consumed_train_samples", consumed_train_samples},
-                                {"consumed_valid_samples", consumed_valid_samples},
-                                {"skipped_train_samples", skipped_train_samples},
-                                {"optimizer_steps", optimizer_steps},
-                                {"num_floating_point_operations_so_far", floating_point_operations},
-                                {"opt_param_scheduler", scheduler.state()},
-                                {"grad_scaler", scaler.state()}};
+  nlohmann::json state = {{"iteration", iteration},
+                          {"consumed_train_samples", consumed_train_samples},
+                          {"consumed_valid_samples", consumed_valid_samples},
+                          {"skipped_train_samples", skipped_train_samples},
+                          {"optimizer_steps", optimizer_steps},
+                          {"num_floating_point_operations_so_far", floating_point_operations},
+                          {"opt_param_scheduler", scheduler.state()},
+                          {"grad_scaler", scaler.state()}};
+  if (!param_groups.empty()) state["param_groups"] = param_groups.state();
   return state.dump();
 }
 
@@ -45,6 +46,7 @@ void TrainState::load(const std::string& json, ScheduleLoadRule rule) {
   if (operations != state.end() && operations->is_number())
     floating_point_operations = operations->get<double>();
   scheduler.load(state.value("opt_param_scheduler", nlohmann::json::object()), rule);
+  param_groups.load(state.value("param_groups", nlohmann::json()), rule);
   // Empty if the training that saved it scaled no loss.
   const nlohmann::json loss_scale = state.value("grad_scaler", nlohmann::json::object());
   if (!loss_scale.empty()) scaler.load(loss_scale);

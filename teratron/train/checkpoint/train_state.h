@@ -5,6 +5,7 @@
 
 #include "teratron/optim/loss_scaler.h"
 #include "teratron/optim/lr_schedule.h"
+#include "teratron/optim/param_group_rules.h"
 
 namespace teratron {
 
@@ -16,10 +17,12 @@ struct TrainState {
   int64_t optimizer_steps = 0;             // that changed the weights
   double floating_point_operations = 0.0;  // by the model's formula
   OptimizerParamScheduler scheduler;
+  ParamGroupChoices param_groups = {};
   LossScaler scaler;
 
   std::string to_json() const;
-  /// Restores counters, scheduler and scaler. UserError(checkpoint) if something is missing.
+  /// Restores counters, scheduler, parameter groups and scaler. UserError(checkpoint) if something is
+  /// missing.
   void load(const std::string& json, ScheduleLoadRule rule);
 };
 

@@ -118,6 +118,7 @@ Arguments with_epochs(const TrainContext& context, const Family& family, TrainEp
   if (!args.num_train_epochs) return args;
   Arguments resolved = args;
   const int64_t per_epoch = samples_per_epoch(context, family, epoch.data);
+  epoch.samples = per_epoch;
   if (args.train_iters) {
     epoch.steps = static_cast<double>(per_epoch) / static_cast<double>(*args.global_batch_size);
     return args;

@@ -68,6 +68,7 @@ class TrainData {
 
 /// An epoch of --num-train-epochs.
 struct TrainEpoch {
+  int64_t samples = 0;
   std::shared_ptr<const ResizableDataset> data =
       nullptr;         // of the train split; TrainData need not build it again
   double steps = 0.0;  // with --train-iters, which then is the length; 0: the epochs are the length

@@ -27,17 +27,6 @@ bool is_finite(const at::Tensor& tensor) {
 
 }  // namespace
 
-std::string to_string(const StateMemory& memory) {
-  const auto count = static_cast<double>(std::max<int64_t>(memory.parameters, 1));
-  const int64_t all = memory.weights + memory.gradients + memory.optimizer;
-  return fmt::format(
-      "memory of weights, gradients and optimizer: {:.1f} + {:.1f} + {:.1f} = {:.1f} bytes per parameter, "
-      "{:.3g} GB",
-      static_cast<double>(memory.weights) / count, static_cast<double>(memory.gradients) / count,
-      static_cast<double>(memory.optimizer) / count, static_cast<double>(all) / count,
-      static_cast<double>(all) * 1e-9);
-}
-
 TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
     : options_(options),
       step_(options.step ? *options.step : default_step_),
@@ -68,6 +57,8 @@ TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
     sizes.push_back(static_cast<int64_t>(parameters_.all().size()) - before);
   }
   if (options.lora) freeze_base(parameters_);
+  param_groups_ =
+      std::make_unique<ParamGroups>(parameters_, mesh, options.param_group, options.param_group_rules);
   if (options.per_token_loss) options_.reduction.average_in_collective = false;
   buffers_ =
       std::make_unique<ParamAndGradBuffers>(parameters_, mesh, options_.reduction, sizes, options.rules);
@@ -92,16 +83,9 @@ void TrainEngine::set_up_graphs(const EngineOptions& options) {
 
 TrainEngine::~TrainEngine() = default;
 
-StateMemory TrainEngine::memory() const {
-  StateMemory memory{.parameters = parameters_.numel(), .optimizer = optimizer_->state_bytes()};
-  for (const ParamAndGradBuffer& buffer : *buffers_) {
-    memory.weights += static_cast<int64_t>(buffer.parameters().nbytes());
-    memory.gradients += static_cast<int64_t>(buffer.gradients().nbytes());
-  }
-  for (const Parameter& parameter : parameters_.all()) {
-    if (!parameter.options.trainable) memory.weights += static_cast<int64_t>(parameter.tensor.nbytes());
-  }
-  return memory;
+void TrainEngine::set_param_group_rules(std::vector<ParamGroupRule> rules) {
+  param_groups_->set_rules(std::move(rules));
+  optimizer_->update_groups();
 }
 
 at::Tensor TrainEngine::loss(Model& chunk, const Activations& output, const MicroBatch& batch,
@@ -138,6 +122,13 @@ at::Tensor TrainEngine::logits(Model& chunk, const Activations& output, const Mi
   const at::Tensor logits = all.narrow(2, 0, options_.model.vocabulary);
   const PackedRows packed = packed_rows(batch);
   return packed.defined() ? with_padding(logits, packed) : logits;
+}
+
+void TrainEngine::return_logits(Model& chunk, const Activations& output, const MicroBatch& batch,
+                                bool counts) {
+  const at::Tensor logits_SBV = logits(chunk, output, batch);
+  if (counts) step_.on_logits(logits_SBV, batch);
+  if (logits_hook_) logits_hook_(logits_SBV, batch, counts);
 }
 
 DeviceScalars TrainEngine::zero_scalars() const {
@@ -203,7 +194,9 @@ void TrainEngine::run_schedule_into(DeviceScalars& scalars, MicroBatchBuffer& ba
     } else if (args.logits) {
       outputs.push_back(*args.logits = logits(chunk, output, batch));
     } else {
-      const at::Tensor total = loss(chunk, output, batch, action.microbatch < args.own ? scalars : unused);
+      const bool counts = action.microbatch < args.own;
+      const at::Tensor total = loss(chunk, output, batch, counts ? scalars : unused);
+      if (args.return_logits) return_logits(chunk, output, batch, counts);
       outputs.push_back(args.scale.defined() ? total * args.scale : total);
     }
     if (action.chunk == last_chunk) batches.drop(action.microbatch);
@@ -354,7 +347,11 @@ std::optional<StepResult> TrainEngine::evaluate(const MicroBatches& microbatches
       return done + i < size.mine ? last = microbatches(done + i) : last;
     };
     MicroBatchBuffer batches(own_or_last, /*training=*/false);
-    run_schedule_into(scalars, batches, {.microbatches = part, .training = false, .own = size.mine - done});
+    run_schedule_into(scalars, batches,
+                      {.microbatches = part,
+                       .training = false,
+                       .own = size.mine - done,
+                       .return_logits = options_.return_logits});
     done += part;
   }
   sum_over_ranks(scalars);

@@ -17,6 +17,7 @@
 
 #include "teratron/models/model_plan.h"
 #include "teratron/optim/param_and_grad_buffer.h"
+#include "teratron/optim/param_groups.h"
 #include "teratron/pipeline/pipeline_layout.h"
 #include "teratron/telemetry/timers.h"
 #include "teratron/train/engine/microbatch_buffer.h"
@@ -47,6 +48,8 @@ struct EngineOptions {
   ModelPlan model = {};
   ParallelOptions parallel = {};
   OptimizerRules rules = {{adam_rule()}};
+  ParamGroupFunction param_group = nullptr;            // of the program; null: the layers' groups
+  std::vector<ParamGroupRule> param_group_rules = {};  // over these
   OptimizerOptions optimizer = {};
   PrecisionOptions precision = {};
   /// Only adapters, and heads that a finetuning adds, are trained.
@@ -58,7 +61,8 @@ struct EngineOptions {
   /// micro-batches have equal weight, whatever their counts.
   bool per_token_loss = false;
   bool report_parameter_norm = false;
-  bool save_batches = false;  // in PendingStep::batches, for find_nonfinite()
+  bool save_batches = false;   // in PendingStep::batches, for find_nonfinite()
+  bool return_logits = false;  // evaluations compute logits, for TrainStep::on_logits()
   /// Steps after which micro-batches are replayed as CUDA graphs (graphs/microbatch_graphs.h); 0: never.
   /// Requires TP = PP = CP = EP = ETP = 1. Gradients are then reduced after the last backward, not under it.
   int64_t graphs_after = 0;
@@ -70,23 +74,15 @@ struct EngineOptions {
   Timers* timers = nullptr;   // may be null; must outlive the engine
 };
 
-/// Bytes that a rank holds from the first to the last step.
-struct StateMemory {
-  int64_t parameters = 0;  // elements
-  int64_t weights = 0;
-  int64_t gradients = 0;
-  int64_t optimizer = 0;  // moments and master weights
-};
-
-/// "memory of weights, gradients and optimizer: 2.0 + 4.0 + 2.5 = 8.5 bytes per parameter, 1.23 GB".
-std::string to_string(const StateMemory& memory);
-
 /// Micro-batches of an evaluation. Layers communicate between replicas that share experts, so every rank
 /// computes `most`: one that has fewer repeats its last one, whose losses do not count.
 struct EvaluationSize {
   int64_t mine = 0;  // of this rank, at least 1
   int64_t most = 0;  // of the rank that has most
 };
+/// Called on the last pipeline stage with the logits of a micro-batch, as TrainStep::on_logits(). `counts`:
+/// it is one of EvaluationSize::mine.
+using LogitsHook = std::function<void(const at::Tensor& logits_SBV, const MicroBatch& batch, bool counts)>;
 /// How many micro-batches come after the first `done` ones of `most`, before the next question; 0 ends the
 /// evaluation. The same on all ranks.
 using NextPart = std::function<int64_t(int64_t done, int64_t most)>;
@@ -108,6 +104,8 @@ class TrainEngine {
   /// Evaluates in parts. Nothing if `next_part` ended it.
   std::optional<StepResult> evaluate(const MicroBatches& microbatches, const EvaluationSize& size,
                                      const NextPart& next_part);
+  /// With EngineOptions::return_logits evaluations also call this; null: nothing.
+  void on_logits(LogitsHook hook) { logits_hook_ = std::move(hook); }
 
   /// Logits [S, B, vocabulary] of one micro-batch, without dropout, on every tensor-parallel rank of the last
   /// pipeline stage; undefined on the others. Collective over the model.
@@ -129,9 +127,11 @@ class TrainEngine {
   const ParameterSet& parameters() const { return parameters_; }
   Optimizer& optimizer() { return *optimizer_; }
   ParamAndGradBuffers& buffers() { return *buffers_; }
+  const ParamGroupChoices& param_groups() const { return param_groups_->choices(); }
+  /// Rules in place of EngineOptions::param_group_rules. Collective.
+  void set_param_group_rules(std::vector<ParamGroupRule> rules);
   const Mesh& mesh() const { return mesh_; }
   const EngineOptions& options() const { return options_; }
-  StateMemory memory() const;
 
  private:
   struct ForwardBackwardArgs {
@@ -142,6 +142,7 @@ class TrainEngine {
     bool reduces = true;                                // gradients over the replicas
     bool captured = false;                              // by a CUDA graph: no timers
     at::Tensor* logits = nullptr;                       // receives logits instead of computing losses
+    bool return_logits = false;                         // beside losses
   };
   /// Runs the pipeline schedule and adds this rank's losses to `scalars`; nothing on stages without the head.
   void run_schedule_into(DeviceScalars& scalars, MicroBatchBuffer& batches, const ForwardBackwardArgs& args);
@@ -154,6 +155,7 @@ class TrainEngine {
   /// The loss to differentiate; also added to `scalars`.
   at::Tensor loss(Model& chunk, const Activations& output, const MicroBatch& batch, DeviceScalars& scalars);
   at::Tensor logits(Model& chunk, const Activations& output, const MicroBatch& batch);
+  void return_logits(Model& chunk, const Activations& output, const MicroBatch& batch, bool counts);
   at::Tensor loss_scale(const StepInputs& inputs) const;
   DeviceScalars zero_scalars() const;
   /// The channels that cross the bound before layer `layer`.
@@ -168,8 +170,10 @@ class TrainEngine {
   Mesh mesh_;
   ParameterSet parameters_;
   std::vector<std::unique_ptr<Model>> chunks_;  // of this stage, in the model's order
+  std::unique_ptr<ParamGroups> param_groups_;
   std::unique_ptr<ParamAndGradBuffers> buffers_;
   std::unique_ptr<Optimizer> optimizer_;
+  LogitsHook logits_hook_;
   std::shared_ptr<const PendingStep::End> last_end_;  // of the last step; null before the first
   // Tensors that graphs read and write in addition to parameters and micro-batches.
   struct GraphState {

@@ -4,11 +4,13 @@
 
 #include "teratron/base/error.h"
 #include "teratron/device/device.h"
+#include "teratron/models/finetuning.h"
 #include "teratron/models/lora.h"
 #include "teratron/models/precision.h"
 #include "teratron/settings/checks/graphs.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/settings/optimizer_rules.h"
+#include "teratron/settings/param_group_settings.h"
 
 namespace teratron {
 
@@ -24,6 +26,12 @@ bool groups_experts_on_device(const Arguments& args, int64_t compute_capability)
 bool experts_can_be_captured(const Arguments& args, at::Device device) {
   return !args.num_experts ||
          (expert_graph_obstacles(args).empty() && groups_experts_on_device(args, compute_capability(device)));
+}
+
+std::vector<std::string> added_head_patterns() {
+  std::vector<std::string> patterns;
+  for (const std::string_view head : added_heads) patterns.push_back(std::string(head) + "*");
+  return patterns;
 }
 
 }  // namespace
@@ -95,6 +103,7 @@ EngineOptions engine_options(const Arguments& args, const ModelPlan& model, at::
                        .sequence_parallel = args.sequence_parallel && args.tensor_model_parallel_size > 1,
                        .overlap_tensor_parallel = args.async_tensor_model_parallel_allreduce},
           .rules = optimizer_rules(args),
+          .param_group_rules = param_group_rules(args, added_head_patterns()),
           .optimizer = optimizer_options(args),
           .precision = {.dtype = model_dtype(args), .fp8 = fp8_options(args)},
           .lora = lora_options(args, model),
@@ -108,6 +117,7 @@ EngineOptions engine_options(const Arguments& args, const ModelPlan& model, at::
           .per_token_loss = args.calculate_per_token_loss,
           .report_parameter_norm = args.log_params_norm,
           .save_batches = args.check_for_nan_in_loss_and_grad && !args.fp16,
+          .return_logits = args.return_logits,
           .graphs_after = graphs_after(args, device),
           .graphs_where_host_bound = args.cuda_graph_impl == "auto"};
 }

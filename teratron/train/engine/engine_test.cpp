@@ -11,6 +11,7 @@
 #include "teratron/testing/layouts.h"
 #include "teratron/testing/nonfinite_step.h"
 #include "teratron/testing/small_config.h"
+#include "teratron/train/setup_lines.h"
 
 namespace teratron {
 namespace {
@@ -314,8 +315,8 @@ TEST(TrainEngine, OptimizerStateIsSharded) {
       config.hidden = 64;
       config.kv_channels = 16;
       config.ffn_hidden = 256;
-      const TrainEngine engine(engine_options(config, layout, at::kBFloat16), mesh);
-      const StateMemory memory = engine.memory();
+      TrainEngine engine(engine_options(config, layout, at::kBFloat16), mesh);
+      const StateMemory memory = state_memory(engine);
       EXPECT_NEAR(static_cast<double>(memory.weights), 2.0 * static_cast<double>(memory.parameters),
                   0.01 * static_cast<double>(memory.weights));
       EXPECT_EQ(memory.gradients, 2 * memory.weights);

@@ -45,6 +45,11 @@ class TrainStep {
   virtual StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) {
     return {.losses = model.losses(output, batch)};
   }
+  /// With --return-logits: called in evaluations on the last pipeline stage after forward_step(), with the
+  /// logits [S, B, vocabulary] of this data-parallel rank (under context parallelism of this rank's tokens),
+  /// the same on every tensor-parallel rank. all_gather(logits, 1, mesh.data_parallel()) has those of all
+  /// data-parallel ranks, if --full-validation does not give them different numbers of samples.
+  virtual void on_logits(const at::Tensor& /*logits_SBV*/, const MicroBatch& /*batch*/) {}
 };
 
 /// Leaves the losses to the model, which takes packed rows and becomes CUDA graphs. To derive from for other

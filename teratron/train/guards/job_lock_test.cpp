@@ -154,6 +154,20 @@ TEST(Fault4Signals, OneThatIsNotAnsweredEndsTheProcess) {
   EXPECT_EXIT(stuck(), testing::ExitedWithCode(128 + SIGTERM), "");
 }
 
+TEST(Fault4Signals, AHangupAfterTheEndIsIgnored) {
+  const auto end = [](int second) {
+    signal(SIGHUP, SIG_DFL);
+    {
+      const StopSignals signals;
+      raise(SIGHUP);
+    }
+    raise(second);
+    _exit(75);
+  };
+  EXPECT_EXIT(end(SIGHUP), testing::ExitedWithCode(75), "");
+  EXPECT_EXIT(end(SIGTERM), testing::KilledBySignal(SIGTERM), "");
+}
+
 TEST(Fault4Signals, AStepAndASaveHaveTheirTime) {
   std::atomic<int> ended = 0;
   StopSignals signals;

@@ -20,10 +20,8 @@ struct Replicated {
   at::Tensor tensor;
 };
 
-// The first difference between this rank and the first of those along `axes`, which all hold these tensors;
-// empty: none.
-std::string difference(const std::vector<Replicated>& tensors, AxisSet axes, const Mesh& mesh) {
-  const Group& group = mesh.group(axes);
+// The first difference between this rank and the first of the group, which hold these tensors; empty: none.
+std::string difference(const std::vector<Replicated>& tensors, const Group& group, const Mesh& mesh) {
   if (group.size == 1) return "";
   std::string mine;
   for (const Replicated& replicated : tensors) mine += hash_to_hex(hash_of(replicated.tensor));
@@ -53,14 +51,29 @@ std::map<AxisSet, std::vector<Replicated>> replicated_tensors(ParameterSet& para
   return all;
 }
 
+// Shared rows, by the number of ranks that hold them.
+std::map<int64_t, std::vector<Replicated>> shared_rows(ParameterSet& parameters) {
+  std::map<int64_t, std::vector<Replicated>> all;
+  for (const Parameter& parameter : parameters.all()) {
+    const int64_t numel = parameter.shard().shared_numel();
+    const at::Tensor flat = parameter.tensor.view(-1);
+    if (numel > 0)
+      all[parameter.shard().sharers].push_back({parameter.name, flat.narrow(0, flat.numel() - numel, numel)});
+  }
+  return all;
+}
+
 }  // namespace
 
 void check_replicas(ParameterSet& parameters, const Mesh& mesh) {
   std::string found;
-  for (const auto& [axes, tensors] : replicated_tensors(parameters)) {
-    const std::string here = difference(tensors, axes, mesh);
+  const auto compare = [&](const std::vector<Replicated>& tensors, const Group& group) {
+    const std::string here = difference(tensors, group, mesh);
     if (found.empty()) found = here;
-  }
+  };
+  for (const auto& [axes, tensors] : replicated_tensors(parameters)) compare(tensors, mesh.group(axes));
+  for (const auto& [sharers, tensors] : shared_rows(parameters))
+    compare(tensors, mesh.neighbours(Axis::tp, sharers));
   found = first_nonempty(*mesh.world().communicator, found);
   if (found.empty()) return;
   throw Fault(

@@ -135,6 +135,7 @@ StopSignals::StopSignals(const char* announcement) {
 StopSignals::~StopSignals() {
   sigaction(SIGTERM, &old_term_, nullptr);
   sigaction(SIGINT, &old_int_, nullptr);
+  if (received() == SIGHUP) old_hangup_.sa_handler = SIG_IGN;  // more may come until the process has ended
   sigaction(SIGHUP, &old_hangup_, nullptr);
   deadline_.reset();
   installed = false;

@@ -11,7 +11,7 @@
 namespace teratron {
 
 /// Installs handlers for SIGTERM, SIGINT and, unless it is ignored (nohup), SIGHUP during its lifetime;
-/// restores the former ones. One per process.
+/// restores the former ones, but leaves SIGHUP ignored after it came. One per process.
 ///
 /// The first signal only sets a flag (async-signal-safe) and prints a line on a terminal. Ranks agree on it
 /// at the step boundary, since a scheduler may signal only some of them; then the run saves and exits with

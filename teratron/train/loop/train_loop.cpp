@@ -68,6 +68,8 @@ std::vector<TrainLoop::Interval> TrainLoop::make_intervals() {
       {every(args().generate_interval), unhurried(StopSignals::Work::open_ended, [this] { emit_samples(); })},
       {every(epochs_.iterations), unhurried(StopSignals::Work::open_ended, [this] { epochs_.work(); })},
       {every(args().exit_interval), [this] { stop_.stop(StopPolicy::Reason::interval); }},
+      {[this] { return args().save_each_epoch && evaluator_.at_epoch_end(); },
+       unhurried(save_work(), [this] { saves_.save(); })},
       {every(args().save_interval), unhurried(save_work(), [this] { saves_.save(); })},
   };
 }
