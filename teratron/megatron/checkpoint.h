@@ -27,7 +27,7 @@ class MegatronCheckpoint {
   /// padding of the vocabulary is in it. `settings` are those of the model.
   virtual std::map<std::string, TensorSourcePtr> tensors(const nlohmann::json& settings) const = 0;
   /// Iteration, consumed samples, schedule and loss scale, as our checkpoints have them; empty if there is no
-  /// iteration (a release).
+  /// iteration to go on from: a release, whatever its files say.
   virtual nlohmann::json state() const = 0;
   /// "torch, version 3, 2 tensor ranks, 1 stage", "torch_dist".
   virtual std::string format() const = 0;

@@ -93,7 +93,7 @@ void add_precision(const std::map<std::string, TensorSourcePtr>& tensors, std::o
 void adapt_master_weights(std::map<std::string, TensorSourcePtr>& tensors, std::optional<Dtype> dtype) {
   std::vector<std::string> names;
   for (const auto& [name, tensor] : tensors) {
-    if (!is_optimizer(name)) names.push_back(name);
+    if (!is_optimizer(name) && !is_buffer(name)) names.push_back(name);
   }
   for (const std::string& name : names) {
     TensorSourcePtr& weights = tensors.at(name);
@@ -111,8 +111,11 @@ constexpr int64_t most_bytes = int64_t{16} << 20;
 
 class JoinedCheckpoint final : public ImportedMegatron {
  public:
-  JoinedCheckpoint(CheckpointInfo info, Tensors tensors, std::vector<std::string> notices)
-      : info_(std::move(info)), tensors_(std::move(tensors)), notices_(std::move(notices)) {
+  JoinedCheckpoint(CheckpointInfo info, Tensors tensors, std::vector<std::string> notices, std::string format)
+      : info_(std::move(info)),
+        tensors_(std::move(tensors)),
+        notices_(std::move(notices)),
+        format_(std::move(format)) {
     for (const auto& [name, tensor] : tensors_) {
       info_.tensors[name] = {tensor->dtype(), tensor->shape()};
       info_.bytes += tensor->numel() * size_of(tensor->dtype());
@@ -120,6 +123,10 @@ class JoinedCheckpoint final : public ImportedMegatron {
   }
   const CheckpointInfo& info() const override { return info_; }
   const std::vector<std::string>& notices() const override { return notices_; }
+  const std::string& format() const override { return format_; }
+  bool has_assumed_heads() const override {
+    return std::ranges::find(notices_, assumed_heads) != notices_.end();
+  }
   void read(const LocalTensor& target) const override {
     const TensorSource& tensor = *tensors_.at(target.name);
     const int64_t element = size_of(target.dtype), most = most_bytes / element;
@@ -135,15 +142,15 @@ class JoinedCheckpoint final : public ImportedMegatron {
   CheckpointInfo info_;
   Tensors tensors_;
   std::vector<std::string> notices_;
+  std::string format_;
 };
 
-std::vector<std::string> notices_of(const MegatronCheckpoint& checkpoint, const json& given,
+std::vector<std::string> notices_of(const MegatronCheckpoint& checkpoint, const MegatronImport& request,
                                     int64_t vocabulary) {
   std::vector<std::string> notices = checkpoint.notices();
-  if (checkpoint.source().args == nullptr && !given.contains("num_attention_heads"))
-    notices.emplace_back(
-        "the checkpoint has no arguments: by its shapes it is NVIDIA's model of 345 million parameters, with "
-        "16 attention heads; --num-attention-heads gives another number");
+  const auto has_heads = [](const json& settings) { return settings.contains("num_attention_heads"); };
+  if (checkpoint.source().args == nullptr && !has_heads(request.settings) && !has_heads(request.otherwise))
+    notices.emplace_back(assumed_heads);
   if (const std::vector<std::string> unknown = unknown_arguments(checkpoint.source().args); !unknown.empty())
     notices.push_back(fmt::format(
         "the checkpoint has arguments that Megatron-LM has not: {}; if one of them changes what the model "
@@ -156,22 +163,30 @@ std::vector<std::string> notices_of(const MegatronCheckpoint& checkpoint, const 
   return notices;
 }
 
+// The rows of the vocabulary without padding; 0: not known.
+int64_t choose_vocabulary(const MegatronImport& request, const MegatronSource& source, json& settings) {
+  if (const int64_t given = request.settings.value("vocab_size", int64_t{0}); given > 0) return given;
+  const int64_t saved = saved_vocabulary(source.args);
+  const int64_t counted = request.vocabulary ? request.vocabulary(tokenizer_type(source), settings) : 0;
+  if (request.saved_vocabulary_first && saved > 0) return saved;
+  if (counted > 0) return counted;
+  return saved > 0 ? saved : request.otherwise.value("vocab_size", int64_t{0});
+}
+
 }  // namespace
 
 std::unique_ptr<ImportedMegatron> import_megatron(const MegatronImport& request) {
   const auto checkpoint = open_megatron_checkpoint(request.source, request.step, request.optimizer);
   const MegatronSource source = checkpoint->source();
-  json settings = megatron_settings(source, request.settings);
-  int64_t vocabulary = request.settings.value("vocab_size", int64_t{0});
-  if (vocabulary == 0 && request.vocabulary)
-    vocabulary = request.vocabulary(tokenizer_type(source), settings);
-  if (vocabulary == 0) vocabulary = saved_vocabulary(source.args);
+  json settings = megatron_settings(source, request.settings, request.otherwise);
+  const int64_t vocabulary = choose_vocabulary(request, source, settings);
   Tensors tensors = checkpoint->tensors(settings);
   const bool has_optimizer =
       std::ranges::any_of(tensors, [](const auto& tensor) { return is_optimizer(tensor.first); });
   check_names(tensors, source);
   cut_vocabulary(tensors, vocabulary, source.where);
   settings["vocab_size"] = tensors.at("embedding.word_embeddings.weight")->shape()[0];
+  if (settings.contains("tokenizer_vocab_size")) settings["tokenizer_vocab_size"] = settings["vocab_size"];
   if (has_optimizer) {
     adapt_master_weights(tensors, request.dtype);
     add_precision(tensors, request.dtype, settings);
@@ -182,7 +197,8 @@ std::unique_ptr<ImportedMegatron> import_megatron(const MegatronImport& request)
                       .config = settings.dump(),
                       .state = state.dump()};
   return std::make_unique<JoinedCheckpoint>(std::move(info), std::move(tensors),
-                                            notices_of(*checkpoint, request.settings, vocabulary));
+                                            notices_of(*checkpoint, request, vocabulary),
+                                            checkpoint->format());
 }
 
 }  // namespace teratron

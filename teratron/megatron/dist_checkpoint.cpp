@@ -10,6 +10,7 @@
 #include "teratron/base/file.h"
 #include "teratron/base/json.h"
 #include "teratron/hf/float_convert.h"
+#include "teratron/megatron/dist_names.h"
 #include "teratron/megatron/dist_tensor.h"
 #include "teratron/megatron/merge/merge.h"
 #include "teratron/megatron/optimizer/optimizer_groups.h"
@@ -28,15 +29,6 @@ namespace {
 using Kind = PickleValue::Kind;
 
 constexpr int64_t most_layers = 1 << 16;
-
-// Adam's states and fp32 weights: Megatron-LM's prefix, and the name here.
-std::vector<std::pair<std::string, std::string_view>> state_kinds() {
-  std::vector<std::pair<std::string, std::string_view>> kinds;
-  for (const auto& [name, type] : adam_states)
-    kinds.emplace_back(fmt::format("optimizer.state.{}.", name), name);
-  kinds.emplace_back("optimizer.state.fp32_param.", "param");
-  return kinds;
-}
 
 [[noreturn]] void refuse_dist(const std::string& what, const std::string& where) {
   throw checkpoint_error({.what = what, .where = where, .fix = whole_models_only()});
@@ -59,25 +51,11 @@ void check_complete(const fs::path& folder) {
         {.what = fmt::format("checkpoints of format '{}' are not read", printable(backend)),
          .where = where,
          .fix = "Convert it with Megatron-LM to torch_dist or torch"});
-}
-
-// "decoder.layers.3.mlp..." as "decoder.layers.", "mlp..." and the number; -1 if all layers are one tensor.
-struct LayerKey {
-  std::string stack;
-  std::string rest;
-  int64_t number = -1;
-};
-
-std::optional<LayerKey> layer_key(const std::string& key) {
-  const size_t at = key.find(".layers.");
-  if (at == std::string::npos) return std::nullopt;
-  LayerKey result{.stack = key.substr(0, at + 8), .rest = key.substr(at + 8)};
-  const size_t digits = std::min(result.rest.find_first_not_of("0123456789"), result.rest.size());
-  if (digits == 0) return result;
-  if (digits > 6 || digits >= result.rest.size() || result.rest[digits] != '.') return std::nullopt;
-  result.number = std::stoll(result.rest.substr(0, digits));
-  result.rest = result.rest.substr(digits + 1);
-  return result;
+  if (!fs::is_regular_file(folder / ".metadata", ignored))
+    throw checkpoint_error(
+        {.what = "the checkpoint has no file .metadata, which says where its tensors are",
+         .where = where,
+         .fix = "Copy the whole folder, hidden files too, or use another iteration (--ckpt-step)"});
 }
 
 class DistCheckpoint final : public MegatronCheckpoint {
@@ -125,7 +103,9 @@ class DistCheckpoint final : public MegatronCheckpoint {
   void open_common();
   void find_model();
   void add(const std::string& key, const std::string& prefix, const TensorSourcePtr& tensor);
+  void add_of_layer(const LayerKey& layer, const std::string& prefix, const TensorSourcePtr& tensor);
   void add_one(const std::string& name, const std::string& prefix, TensorSourcePtr tensor);
+  std::vector<TensorSourcePtr> rows_of(const std::string& key, const TensorSourcePtr& tensor) const;
   void add_states();
   TensorSourcePtr state_tensor(const std::string& key, const DistTensor& weight,
                                const DistTensor& state) const;
@@ -136,7 +116,8 @@ class DistCheckpoint final : public MegatronCheckpoint {
   std::unique_ptr<const TorchFile> common_file_;
   const PickleValue* common_ = nullptr;  // a dict
   const MegatronModel* model_ = nullptr;
-  std::map<std::string, TensorSourcePtr> tensors_;  // by our names
+  std::map<std::string, TensorSourcePtr> tensors_;                            // by our names
+  std::map<std::string, std::pair<TensorSourcePtr, TensorSourcePtr>> gated_;  // gates and ups of experts
   std::vector<std::string> notices_;
   bool has_optimizer_ = false;
 };
@@ -171,16 +152,54 @@ void DistCheckpoint::find_model() {
 void DistCheckpoint::add(const std::string& key, const std::string& prefix, const TensorSourcePtr& tensor) {
   if (key.ends_with("_extra_state")) return;
   const std::optional<LayerKey> layer = layer_key(key);
-  if (!layer || layer->number >= 0) return add_one(megatron_name(key, *model_).name, prefix, tensor);
+  if (!layer) return add_one(megatron_name(key, *model_).name, prefix, tensor);
+  if (layer->number >= 0) return add_of_layer(*layer, prefix, tensor);
+  const std::vector<TensorSourcePtr> rows = rows_of(key, tensor);
+  for (size_t i = 0; i < rows.size(); ++i)
+    add_of_layer({layer->stack, layer->rest, static_cast<int64_t>(i)}, prefix, rows[i]);
+}
+
+// The tensors along the first dimension.
+std::vector<TensorSourcePtr> DistCheckpoint::rows_of(const std::string& key,
+                                                     const TensorSourcePtr& tensor) const {
   const std::vector<int64_t>& shape = tensor->shape();
-  if (shape.size() < 2 || shape[0] > most_layers)
-    refuse_dist(fmt::format("tensor \"{}\" does not hold a row of layers", printable(key)), where_);
-  const std::vector<int64_t> of_layer(shape.begin() + 1, shape.end());
+  if (shape.size() < 2 || shape[0] < 1 || shape[0] > most_layers)
+    refuse_dist(fmt::format("tensor \"{}\" does not hold a row of layers or experts", printable(key)),
+                where_);
+  const std::vector<int64_t> of_row(shape.begin() + 1, shape.end());
   const int64_t elements = tensor->numel() / shape[0];
-  for (int64_t i = 0; i < shape[0]; ++i) {
-    const std::string name = fmt::format("{}{}.{}", layer->stack, i, layer->rest);
-    add_one(megatron_name(name, *model_).name, prefix, slice_of(tensor, i * elements, of_layer));
+  std::vector<TensorSourcePtr> rows;
+  for (int64_t i = 0; i < shape[0]; ++i) rows.push_back(slice_of(tensor, i * elements, of_row));
+  return rows;
+}
+
+// To core 0.14 one tensor has the experts of a layer; later each has its own, with gates and ups apart.
+void DistCheckpoint::add_of_layer(const LayerKey& layer, const std::string& prefix,
+                                  const TensorSourcePtr& tensor) {
+  const std::string in_layer = fmt::format("{}{}.", layer.stack, layer.number);
+  const auto add_named = [&](const std::string& rest, const TensorSourcePtr& one) {
+    add_one(megatron_name(in_layer + rest, *model_).name, prefix, one);
+  };
+  if (!layer.rest.starts_with(experts_of_layer)) return add_named(layer.rest, tensor);
+  const std::string of_expert = layer.rest.substr(experts_of_layer.size());
+  if (of_expert.find_first_of("0123456789") != 0) {
+    const std::vector<TensorSourcePtr> experts = rows_of(in_layer + layer.rest, tensor);
+    for (size_t e = 0; e < experts.size(); ++e)
+      add_named(name_of_expert(layer.rest, static_cast<int64_t>(e)), experts[e]);
+    return;
   }
+  const std::string name = "mlp.experts." + of_expert;
+  const bool gate = name.ends_with("_w");
+  if (!gate && !name.ends_with("_v")) return add_named(name, tensor);
+  const std::string whole = name.substr(0, name.size() - 2);
+  auto& [gates, ups] = gated_[prefix + in_layer + whole];
+  (gate ? gates : ups) = tensor;
+  if (!gates || !ups) return;
+  if (gates->shape() != ups->shape() || gates->dtype() != ups->dtype())
+    refuse_dist(fmt::format("the gates and ups of \"{}\" differ", printable(in_layer + whole)), where_);
+  std::vector<int64_t> shape = gates->shape();
+  shape.at(0) *= 2;
+  add_named(whole, concatenated({gates, ups}, shape));
 }
 
 void DistCheckpoint::add_one(const std::string& name, const std::string& prefix, TensorSourcePtr tensor) {
@@ -227,10 +246,10 @@ TensorSourcePtr DistCheckpoint::state_tensor(const std::string& key, const DistT
 }
 
 void DistCheckpoint::add_states() {
-  const auto kinds = state_kinds();
+  const auto kinds = dist_state_kinds();
   size_t states = 0, weights = 0;
   for (const auto& [key, weight] : metadata_.tensors) {
-    if (key.starts_with("optimizer.") || key.ends_with("_extra_state")) continue;
+    if (key.starts_with("optimizer.") || key.ends_with("_extra_state") || is_buffer(key)) continue;
     ++weights;
     for (const auto& [prefix, kind] : kinds) {
       const std::string name = prefix + key;
@@ -257,6 +276,7 @@ void DistCheckpoint::add_states() {
 }
 
 json DistCheckpoint::state() const {
+  if (files_->folder().filename() == "release") return json::object();
   SavedCounters counters{.common = common_,
                          .scheduler = common_->find("opt_param_scheduler"),
                          .scaler_file = common_file_.get()};
@@ -287,9 +307,10 @@ int64_t DistCheckpoint::verify() const {
   return bytes;
 }
 
+// One of the two may be lost: copies of "*" leave out the hidden file.
 bool is_dist_folder(const fs::path& folder) {
   std::error_code ignored;
-  return fs::is_regular_file(folder / ".metadata", ignored);
+  return fs::exists(folder / ".metadata", ignored) || fs::is_regular_file(folder / "metadata.json", ignored);
 }
 
 }  // namespace

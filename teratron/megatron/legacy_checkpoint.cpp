@@ -28,22 +28,6 @@ constexpr size_t most_virtual_stages = 1024;
   throw checkpoint_error({.what = what, .where = where, .fix = whole_models_only()});
 }
 
-// Where Megatron-LM's legacy models have their parts; a file has the decoder last.
-int part_of(const std::string& path) {
-  constexpr std::string_view parts[] = {"language_model.embedding.",
-                                        "language_model.encoder.",
-                                        "language_model.transformer.",
-                                        "language_model.decoder.",
-                                        "language_model.pooler.",
-                                        "language_model.output_layer.",
-                                        "word_embeddings_for_head.",
-                                        "lm_head.",
-                                        "binary_head."};
-  const auto* const found =
-      std::ranges::find_if(parts, [&path](std::string_view part) { return path.starts_with(part); });
-  return static_cast<int>(found - std::begin(parts));
-}
-
 // Reads the tensors of a dict of dicts.
 class ChunkReader {
  public:
@@ -55,7 +39,9 @@ class ChunkReader {
     flatten(model, "");
     const bool legacy = std::ranges::any_of(
         found_, [](const auto& entry) { return entry.first.starts_with("language_model."); });
-    if (legacy) std::ranges::stable_sort(found_, {}, [](const auto& entry) { return part_of(entry.first); });
+    if (legacy)
+      std::ranges::stable_sort(found_, {},
+                               [](const auto& entry) { return place_in_legacy_model(entry.first); });
     LegacyChunk chunk;
     std::set<std::pair<size_t, int64_t>> tied;
     for (const auto& [path, tensor] : found_) {
@@ -105,19 +91,49 @@ std::vector<LegacyChunk> chunks_of(const std::shared_ptr<const TorchFile>& file,
   return chunks;
 }
 
-// The chunks of a tensor rank, with the experts of all its expert ranks.
-std::vector<LegacyChunk> chunks_of(const MegatronRankFiles& files) {
-  const auto ranks = static_cast<int64_t>(files.experts.size()) + 1;
-  std::vector<LegacyChunk> chunks = chunks_of(files.model, files.where);
-  for (LegacyChunk& chunk : chunks) chunk = with_single_experts(std::move(chunk), ranks, files.where);
-  for (int64_t rank = 1; rank < ranks; ++rank) {
-    std::vector<LegacyChunk> more = chunks_of(files.experts[static_cast<size_t>(rank) - 1], files.where);
-    if (more.size() != chunks.size())
-      fail("expert ranks have different numbers of virtual stages", files.where);
-    for (size_t i = 0; i < chunks.size(); ++i)
-      add_experts(with_single_experts(std::move(more[i]), ranks, files.where), rank, files.where, chunks[i]);
+// Adds the states of a file's parameters to its chunks, unless it has none of them all. Buffers have none.
+RankOptimizer read_states(const MegatronRankFiles& files, std::vector<LegacyChunk>& chunks) {
+  std::vector<std::vector<SavedParameter>> parameters;
+  for (const LegacyChunk& chunk : chunks) {
+    auto& trained = parameters.emplace_back(chunk.parameters);
+    std::erase_if(trained, [](const SavedParameter& parameter) { return is_buffer(parameter.path); });
   }
-  return chunks;
+  RankOptimizer optimizer = read_rank_optimizer(files, parameters);
+  for (size_t i = 0; i < optimizer.states.size(); ++i) {
+    auto state = optimizer.states[i].begin();
+    for (const SavedParameter& parameter : chunks[i].parameters)
+      chunks[i].states.push_back(is_buffer(parameter.path) ? ParameterState() : std::move(*state++));
+  }
+  optimizer.states.clear();
+  return optimizer;
+}
+
+// What a tensor rank has, with the experts of all its expert ranks.
+struct RankModel {
+  std::vector<LegacyChunk> chunks;
+  RankOptimizer optimizer;  // of the first expert rank, without its states
+  bool skipped = false;     // there are states that are not read
+};
+
+RankModel model_of(MegatronRankFiles files) {
+  const auto ranks = static_cast<int64_t>(files.experts.size()) + 1;
+  RankModel result{.chunks = chunks_of(files.model, files.where)};
+  // Its buffers have dense parameters and experts apart.
+  if (ranks > 1 && (files.distributed || !files.data_parallel.empty()))
+    result.skipped = std::exchange(files.with_optimizer, false);
+  result.optimizer = read_states(files, result.chunks);
+  for (LegacyChunk& chunk : result.chunks) chunk = with_single_experts(std::move(chunk), ranks, files.where);
+  for (int64_t rank = 1; rank < ranks; ++rank) {
+    files.model = files.experts[static_cast<size_t>(rank) - 1];
+    std::vector<LegacyChunk> more = chunks_of(files.model, files.where);
+    if (more.size() != result.chunks.size())
+      fail("expert ranks have different numbers of virtual stages", files.where);
+    read_states(files, more);
+    for (size_t i = 0; i < more.size(); ++i)
+      add_experts(with_single_experts(std::move(more[i]), ranks, files.where), rank, files.where,
+                  result.chunks[i]);
+  }
+  return result;
 }
 
 struct Joined {
@@ -134,14 +150,14 @@ class LegacyCheckpoint final : public MegatronCheckpoint {
     args_ = root.find("args");
     const PickleValue* const version = root.find("checkpoint_version");
     if (version != nullptr) version_ = number_of(*version, nullptr);
-    for (auto& stage : files_.stages) {
+    for (const auto& stage : files_.stages) {
       auto& ranks = chunks_.emplace_back();
-      for (MegatronRankFiles& files : stage) {
-        ranks.push_back(chunks_of(files));
-        // The optimizer's order is that of the files' parameters.
-        const bool reordered =
-            std::ranges::any_of(ranks.back(), [](const LegacyChunk& chunk) { return chunk.reordered; });
-        if (reordered) skipped_ |= std::exchange(files.with_optimizer, false);
+      for (const MegatronRankFiles& files : stage) {
+        RankModel rank = model_of(files);
+        skipped_ |= rank.skipped;
+        for (const LegacyChunk& chunk : rank.chunks) whole_optimizer_ &= !chunk.states.empty();
+        if (chunks_.size() == 1 && ranks.empty()) optimizer_ = std::move(rank.optimizer);
+        ranks.push_back(std::move(rank.chunks));
       }
       for (const auto& rank : ranks) {
         if (rank.size() != chunks_[0][0].size())
@@ -149,7 +165,6 @@ class LegacyCheckpoint final : public MegatronCheckpoint {
       }
     }
     find_model();
-    read_optimizers();
     join_ranks();
   }
 
@@ -173,7 +188,7 @@ class LegacyCheckpoint final : public MegatronCheckpoint {
   bool has_optimizer() const override { return whole_optimizer_; }
   std::vector<std::string> notices() const override {
     if (!skipped_) return {};
-    return {"the optimizer's state of expert-parallel and grouped experts is not converted: weights only"};
+    return {"the state of a distributed optimizer of expert-parallel ranks is not converted: weights only"};
   }
   void print_structure(const PrintLine& print_line) const override {
     for (const auto& stage : files_.stages) {
@@ -189,6 +204,8 @@ class LegacyCheckpoint final : public MegatronCheckpoint {
     return bytes;
   }
   json state() const override {
+    // Files without arguments are those that NVIDIA published.
+    if (files_.release || args_ == nullptr) return json::object();
     return train_state({.common = &files_.stages[0][0].model->root(),
                         .scheduler = optimizer_.scheduler,
                         .scaler = optimizer_.scaler,
@@ -198,7 +215,6 @@ class LegacyCheckpoint final : public MegatronCheckpoint {
 
  private:
   void find_model();
-  void read_optimizers();
   void join_ranks();
   void join_chunk(size_t stage, size_t chunk, std::map<std::string, int64_t>& layers);
   Joined join(const SavedParameter& first, const std::string& ours, size_t stage, size_t chunk) const;
@@ -228,21 +244,6 @@ void LegacyCheckpoint::find_model() {
   };
   core_names_ = any("self_attention.linear_qkv.");
   model_ = &recognized_model(any);
-}
-
-void LegacyCheckpoint::read_optimizers() {
-  for (size_t stage = 0; stage < chunks_.size(); ++stage) {
-    for (size_t rank = 0; rank < chunks_[stage].size(); ++rank) {
-      std::vector<std::vector<SavedParameter>> parameters;
-      for (const LegacyChunk& chunk : chunks_[stage][rank]) parameters.push_back(chunk.parameters);
-      RankOptimizer optimizer = read_rank_optimizer(files_.stages[stage][rank], parameters);
-      whole_optimizer_ = whole_optimizer_ && !optimizer.states.empty();
-      for (size_t i = 0; i < optimizer.states.size(); ++i)
-        chunks_[stage][rank][i].states = std::move(optimizer.states[i]);
-      optimizer.states.clear();
-      if (stage == 0 && rank == 0) optimizer_ = std::move(optimizer);
-    }
-  }
 }
 
 // Layers are numbered within their stage, and the virtual stages of a rank lie between those of others.

@@ -157,6 +157,10 @@ std::string whole_models_only() {
   return fmt::format("Only whole checkpoints of these models are converted: {}", fmt::join(names, ", "));
 }
 
+bool is_buffer(std::string_view name) {
+  return name.ends_with(".expert_bias");
+}
+
 MegatronSplit split_of(std::string_view name) {
   for (const std::string_view rows :
        {"word_embeddings.weight", "output_layer.weight", "output_layer.bias", "linear_qkv.weight",

@@ -49,4 +49,7 @@ std::string whole_models_only();
 
 MegatronSplit split_of(std::string_view name);
 
+/// Whether a tensor is a buffer, which no optimizer updates: the bias of a router's choice.
+bool is_buffer(std::string_view name);
+
 }  // namespace teratron

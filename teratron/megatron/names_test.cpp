@@ -5,8 +5,8 @@
 
 #include <gtest/gtest.h>
 
-#include "teratron/megatron/core_tree.h"
-#include "teratron/megatron/legacy_tree.h"
+#include "teratron/megatron/export/core_tree.h"
+#include "teratron/megatron/export/legacy_tree.h"
 
 namespace teratron {
 namespace {

@@ -218,6 +218,11 @@ void open_ranks(const Tree& tree, const std::string& iteration, bool with_optimi
   check_ranks(files);
 }
 
+bool is_release(const fs::path& folder) {
+  const fs::path path = folder.lexically_normal();
+  return (path.has_filename() ? path : path.parent_path()).filename() == "release";
+}
+
 }  // namespace
 
 MegatronFiles open_megatron_files(const fs::path& source, std::optional<int64_t> step, bool with_optimizer) {
@@ -233,6 +238,7 @@ MegatronFiles open_megatron_files(const fs::path& source, std::optional<int64_t>
     const auto is_pickle = [](const auto& entry) { return entry.first.ends_with("/data.pkl"); };
     if (zip == nullptr || std::ranges::any_of(zip->entries(), is_pickle)) {
       files.bytes = {bytes};
+      files.release = is_release(source.parent_path().parent_path());
       files.stages = {{{.model = std::make_shared<const TorchFile>(bytes, files.where),
                         .where = files.where,
                         .with_optimizer = with_optimizer}}};
@@ -245,6 +251,7 @@ MegatronFiles open_megatron_files(const fs::path& source, std::optional<int64_t>
     if (const auto rank = parse_rank(path)) iterations.insert(rank->iteration);
   }
   const std::string iteration = choose_iteration(tree, iterations, step, files.where);
+  files.release = is_release(iteration.empty() ? source : fs::path(iteration));
   open_ranks(tree, iteration, with_optimizer, files);
   return files;
 }

@@ -32,6 +32,7 @@ struct MegatronRankFiles {
 struct MegatronFiles {
   std::string where;                 // the folder or zip file, for errors
   std::vector<ByteSourcePtr> bytes;  // of all files
+  bool release = false;              // in a folder of this name: the model alone
   /// [pipeline rank][tensor rank]
   std::vector<std::vector<MegatronRankFiles>> stages;
 };

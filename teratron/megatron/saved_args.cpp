@@ -5,6 +5,7 @@
 #include "teratron/base/config/layer_pattern.h"
 #include "teratron/base/error.h"
 #include "teratron/megatron/structure.h"
+#include "teratron/pickle/globals.h"
 #include "teratron/settings/arguments.h"
 #include "teratron/settings/checkpoint_args.h"
 
@@ -167,6 +168,7 @@ json core_args(const SavedArgs& saved) {
 
 json layout_args(const SavedArgs& saved) {
   const int64_t stages = saved.stages.stages;
+  const int64_t data_ranks = std::max(saved.optimizer_ranks, saved.expert_ranks);
   return {{"tensor_model_parallel_size", saved.tensor_ranks},
           {"pipeline_model_parallel_size", stages},
           {"transformer_pipeline_model_parallel_size", stages},
@@ -174,13 +176,13 @@ json layout_args(const SavedArgs& saved) {
            saved.stages.split > 0 && stages > 1 ? json(saved.stages.split) : json()},
           {"virtual_pipeline_model_parallel_size", nullptr},
           {"num_layers_per_virtual_pipeline_stage", nullptr},
-          {"data_parallel_size", saved.expert_ranks},
+          {"data_parallel_size", data_ranks},
           {"context_parallel_size", 1},
           {"expert_model_parallel_size", saved.expert_ranks},
           {"expert_tensor_parallel_size", saved.tensor_ranks},
-          {"world_size", saved.tensor_ranks * stages * saved.expert_ranks},
+          {"world_size", saved.tensor_ranks * stages * data_ranks},
           {"sequence_parallel", false},
-          {"use_distributed_optimizer", false},
+          {"use_distributed_optimizer", saved.optimizer_ranks > 0},
           {"data_parallel_random_init", false}};
 }
 
@@ -309,6 +311,17 @@ void check_megatron_model(const json& settings, MegatronNames names, const std::
   }
 }
 
+void add_counters(const SavedArgs& saved, PickleWriter& pickle) {
+  pickle.text("args");
+  write_args(saved, pickle);
+  pickle.text("checkpoint_version");
+  pickle.real(3.0);
+  pickle.text("iteration");
+  pickle.integer(saved.state.value("iteration", int64_t{0}));
+  pickle.text("num_floating_point_operations_so_far");
+  pickle.real(saved.state.value("num_floating_point_operations_so_far", 0.0));
+}
+
 void write_args(const SavedArgs& saved, PickleWriter& pickle) {
   json args = json::object();
   for (const ArgRow& row : arg_rows) {
@@ -324,9 +337,7 @@ void write_args(const SavedArgs& saved, PickleWriter& pickle) {
     write_value(value, pickle);
   }
   pickle.text("params_dtype");
-  pickle.global("torch", saved.dtype == Dtype::f16    ? "float16"
-                         : saved.dtype == Dtype::bf16 ? "bfloat16"
-                                                      : "float32");
+  pickle.global("torch", torch_dtype(saved.dtype));
   pickle.end(PickledDict::name_space);
 }
 

@@ -34,6 +34,7 @@ struct SavedArgs {
   MegatronNames names = MegatronNames::legacy_core;
   int64_t tensor_ranks = 1;
   int64_t expert_ranks = 1;
+  int64_t optimizer_ranks = 0;  // data-parallel ranks of a distributed optimizer; 0: there is none
   int64_t vocabulary = 0;
   int64_t padded_vocabulary = 0;
   Dtype dtype = Dtype::f32;
@@ -44,5 +45,7 @@ void check_megatron_model(const nlohmann::json& settings, MegatronNames names, c
 
 /// Writes a Namespace.
 void write_args(const SavedArgs& saved, PickleWriter& pickle);
+/// Writes the entries of a file's dict before its model: arguments, version, counters.
+void add_counters(const SavedArgs& saved, PickleWriter& pickle);
 
 }  // namespace teratron

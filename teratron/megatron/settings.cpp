@@ -7,6 +7,7 @@
 #include "teratron/base/config/layer_pattern.h"
 #include "teratron/base/error.h"
 #include "teratron/megatron/saved_args.h"
+#include "teratron/settings/arguments.h"
 
 namespace teratron {
 
@@ -55,7 +56,16 @@ void refuse_argument(const std::string& argument, const std::string& where) {
                           .fix = "Only models without it are"});
 }
 
+// A fork may have what a flag here is called, and Megatron-LM has not.
+void refuse_settings_of_forks(const PickleValue* args, const std::string& where) {
+  for (const Field& field : arguments_schema().fields()) {
+    if (field.model && field.since == "here" && !is_saved_argument(field.name) && has_value(args, field.name))
+      refuse_argument(std::string(field.name), where);
+  }
+}
+
 void check_arguments(const MegatronSource& source) {
+  refuse_settings_of_forks(source.args, source.where);
   for (const std::string_view name : refused) {
     if (has_value(source.args, name)) refuse_argument(std::string(name), source.where);
   }
@@ -258,12 +268,26 @@ void check_experts(const MegatronSource& source) {
          .fix = "Save the model with equal sizes"});
 }
 
+// The layers and the width of the arguments are those of the tensors, or the files are not of one model.
+void check_sizes(const MegatronSource& source, const json& settings) {
+  for (const char* const name : {"num_layers", "hidden_size"}) {
+    const json saved = saved_arg(source.args, name);
+    if (saved.is_null() || saved == settings[name]) continue;
+    throw checkpoint_error({.what = fmt::format("{} is {} in the arguments, but the tensors show {}", name,
+                                                printable(saved.dump(), 60), settings[name].dump()),
+                            .where = source.where,
+                            .fix = whole_models_only()});
+  }
+}
+
 }  // namespace
 
-json megatron_settings(const MegatronSource& source, const json& given) {
+json megatron_settings(const MegatronSource& source, const json& given, const json& otherwise) {
   check_arguments(source);
   check_experts(source);
-  json settings = saved_settings(source.args);
+  json settings = otherwise;
+  settings.erase("untie_embeddings_and_output_weights");  // the shapes show it
+  settings.update(saved_settings(source.args));
   settings.update(given);
   take_shapes(source, settings);
   take_heads(source, settings);
@@ -276,6 +300,9 @@ json megatron_settings(const MegatronSource& source, const json& given) {
                           .fix = "Leave the flag out"});
   }
   if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
+  check_sizes(source, settings);
+  std::vector<std::string> unknown;
+  arguments_from_json(settings.dump(), source.where, &unknown);  // values that no flag takes
   settings["model_family"] = source.model->family;
   return settings;
 }

@@ -24,10 +24,12 @@ struct MegatronSource {
   std::string where;
 };
 
-/// `given` are the user's, by the name of the setting; they override the saved ones. UserError(config) if a
-/// setting is neither saved, nor given, nor follows from the shapes. A model of 24 layers of width 1024
+/// `given` are the user's, by the name of the setting; they override the saved ones. `otherwise` are those of
+/// settings that are neither saved, nor given, nor follow from the shapes. UserError(config) if one that is
+/// needed is missing. A model of 24 layers of width 1024
 /// without arguments is taken for one of those that NVIDIA published, which have 16 heads.
-nlohmann::json megatron_settings(const MegatronSource& source, const nlohmann::json& given);
+nlohmann::json megatron_settings(const MegatronSource& source, const nlohmann::json& given,
+                                 const nlohmann::json& otherwise = nlohmann::json::object());
 
 /// The vocabulary without padding, as far as the saved arguments tell; 0: unknown.
 int64_t saved_vocabulary(const PickleValue* args);

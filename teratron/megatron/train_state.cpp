@@ -91,6 +91,24 @@ double number_of(const PickleValue& value, const TorchFile* file) {
   return static_cast<double>(number);
 }
 
+void write_scheduler(const json& state, PickleWriter& pickle) {
+  const json saved = state.value("opt_param_scheduler", json::object());
+  pickle.begin(PickledDict::plain);
+  for (const auto& [name, former] : schedule_names) {
+    const json value = saved.value(name, json());
+    if (value.is_null()) continue;
+    pickle.text(name);
+    if (value.is_number_integer()) {
+      pickle.integer(value);
+    } else if (value.is_number()) {
+      pickle.real(value);
+    } else {
+      pickle.text(value.get<std::string>());
+    }
+  }
+  pickle.end(PickledDict::plain);
+}
+
 json train_state(const SavedCounters& saved) {
   const PickleValue& common = *saved.common;
   const PickleValue* const args = common.find("args");

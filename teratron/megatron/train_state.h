@@ -1,10 +1,11 @@
-// The counters of a training, from what Megatron-LM saved.
+// The counters of a training, from what Megatron-LM saved and back.
 #pragma once
 
 #include <cstdint>
 
 #include <nlohmann/json.hpp>
 
+#include "teratron/pickle/pickle_writer.h"
 #include "teratron/pickle/torch_file.h"
 
 namespace teratron {
@@ -19,6 +20,9 @@ struct SavedCounters {
 
 /// The state of our checkpoints; an empty object if there is no iteration.
 nlohmann::json train_state(const SavedCounters& saved);
+
+/// The value of "opt_param_scheduler", a dict, from the state of a checkpoint of ours.
+void write_scheduler(const nlohmann::json& state, PickleWriter& pickle);
 
 /// A number, or a tensor with one element; NaN if it is neither.
 double number_of(const PickleValue& value, const TorchFile* file);

@@ -73,8 +73,13 @@ constexpr std::string_view no_flags[] = {"DDP_impl",
                                          "virtual_pipeline_model_parallel_size",
                                          "world_size"};
 
+bool is_flag_of_megatron(const std::string& name) {
+  const Schema::Target* const target = arguments_schema().find(name);
+  return target != nullptr && !(target->field && target->field->since == "here");
+}
+
 bool is_flag(const std::string& name) {
-  return arguments_schema().find(name) != nullptr || arguments_schema().find("no_" + name) != nullptr;
+  return is_flag_of_megatron(name) || is_flag_of_megatron("no_" + name);
 }
 
 bool is_known(const std::string& name) {

@@ -1,5 +1,5 @@
-// A model to write as one of Megatron-LM's: under which names, on which ranks. legacy_tree.h and core_tree.h
-// say which tensors a rank saves.
+// A model to write as one of Megatron-LM's: under which names, on which ranks. export/legacy_tree.h and
+// export/core_tree.h say which tensors a rank saves.
 #pragma once
 
 #include <cstdint>

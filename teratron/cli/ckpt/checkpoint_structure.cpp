@@ -5,9 +5,9 @@
 
 #include "teratron/base/log.h"
 #include "teratron/ckpt/checkpoint.h"
-#include "teratron/cli/ckpt/checkpoint_format.h"
 #include "teratron/cli/ckpt/ckpt_megatron.h"
 #include "teratron/hf/weight_files.h"
+#include "teratron/megatron/checkpoint_format.h"
 #include "teratron/megatron/structure.h"
 
 namespace teratron {

@@ -7,13 +7,14 @@
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/ckpt/checkpoint.h"
-#include "teratron/cli/ckpt/checkpoint_format.h"
+#include "teratron/ckpt/nodes/saved_nodes.h"
 #include "teratron/cli/ckpt/ckpt_convert.h"
 #include "teratron/cli/ckpt/ckpt_megatron.h"
 #include "teratron/cli/ckpt/ckpt_merge_lora.h"
 #include "teratron/cli/ckpt/removal_on_signal.h"
 #include "teratron/cli/commands.h"
 #include "teratron/hf/hf_checkpoint.h"
+#include "teratron/megatron/checkpoint_format.h"
 #include "teratron/settings/arguments.h"
 
 namespace teratron {
@@ -72,6 +73,7 @@ int inspect(const Flags& flags) {
   print("checkpoint    {}", printable(info.path.string(), 4096));
   print("iteration     {}", info.iteration);
   print("written by    {} ranks, save {}", info.ranks, info.run_id);
+  for (const std::string& line : describe_shards_here(info.path)) print("              {}", line);
   print("size          {} bytes in {} tensors", info.bytes, info.tensors.size());
   print("weights       {} elements", weights);
   print("optimizer     {} elements", others);
@@ -100,7 +102,10 @@ int verify(const Flags& flags) {
   const auto start = std::chrono::steady_clock::now();
   const int64_t bytes = verify_checkpoint(path);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  print("{}: all hashes match ({} bytes, {:.2f} s)", printable(path.string(), 4096), bytes, seconds.count());
+  const std::vector<std::string> nodes = describe_shards_here(path);
+  print("{}: all hashes {}match ({} bytes, {:.2f} s)", printable(path.string(), 4096),
+        nodes.empty() ? "" : "of the shards here ", bytes, seconds.count());
+  for (const std::string& line : nodes) print_line(line);
   return 0;
 }
 

@@ -12,12 +12,14 @@
 #include "teratron/base/config/command_line.h"
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
+#include "teratron/base/strings.h"
 #include "teratron/ckpt/checkpoint.h"
-#include "teratron/cli/ckpt/checkpoint_format.h"
 #include "teratron/cli/ckpt/checkpoint_structure.h"
 #include "teratron/cli/ckpt/ckpt_megatron.h"
 #include "teratron/hf/convert.h"
 #include "teratron/hf/hf_checkpoint.h"
+#include "teratron/megatron/checkpoint_format.h"
+#include "teratron/models/family_formats.h"
 #include "teratron/settings/arguments.h"
 #include "teratron/settings/component_options.h"
 
@@ -33,10 +35,9 @@ struct ConversionFlags {
   MegatronLayoutFlags megatron;
   Arguments shared;  // flags that training has, too
   std::string tokenizer, dtype;
-  std::string max_shard_size = "5GB";
+  std::string max_shard_size = "5GB", format = "safetensors", model_type;
   bool to_transformers = false;
   bool print_structure = false;
-  std::optional<int64_t> data_ranks;  // without effect
   std::vector<std::string> settings;  // flags of `pretrain`, beside from_megatron
 };
 
@@ -70,9 +71,16 @@ int64_t parse_size(const std::string& text) {
 
 // The model settings that differ from their defaults, as flags of the other commands, without the sequence
 // length, which the user chooses.
-std::string as_flags(const nlohmann::json& settings) {
+std::string as_flags(nlohmann::json settings) {
   const nlohmann::json defaults = nlohmann::json::parse(to_json(Arguments()));
   std::string text;
+  // Without a tokenizer ids are the text; NullTokenizer adds one, the end of a document.
+  const auto rows = settings.find("vocab_size");
+  if (settings.value("tokenizer_type", nlohmann::json()).is_null() && rows != settings.end() &&
+      rows->is_number_integer()) {
+    settings["tokenizer_type"] = "NullTokenizer";
+    *rows = rows->get<int64_t>() - 1;
+  }
   for (const auto& [name, value] : settings.items()) {
     if (name == "seq_length" || !defaults.contains(name) || value == defaults.at(name)) continue;
     if (value == false) {
@@ -111,6 +119,21 @@ HfTokenizer choose_tokenizer(const std::string& name, const CheckpointInfo& chec
       "nothing is downloaded: the checkpoint's own tokenizer is taken",
       name);
   return tokenizer_of_checkpoint(checkpoint);
+}
+
+WeightFormat weight_format(const std::string& name) {
+  return name == "bin" ? WeightFormat::bin : WeightFormat::safetensors;
+}
+
+// Megatron-LM's programs name the family of the model that they convert.
+void check_model_type(const std::string& type, const CheckpointInfo& checkpoint) {
+  if (type.empty()) return;
+  const std::string family = saved_family(nlohmann::json::parse(checkpoint.config));
+  if (family.starts_with(to_lower(type))) return;  // bert_classifier is a BERT
+  throw config_error({.what = fmt::format("{} is a model of the family {}",
+                                          printable(checkpoint.path.string(), 4096), printable(family)),
+                      .where = "--model-type " + type,
+                      .fix = "Leave it out, or name the family of the checkpoint"});
 }
 
 [[noreturn]] void refuse(std::string what) {
@@ -167,16 +190,17 @@ void CheckpointConversion::resolve_paths() {
 
 void CheckpointConversion::note_what_changes_nothing() const {
   std::vector<std::string> names;
-  if (flags_.data_ranks) names.emplace_back("--target-data-parallel-size");
-  if (flags_.shared.use_distributed_optimizer) names.emplace_back("--use-distributed-optimizer");
   if (flags_.megatron.to_megatron.empty()) {
-    for (const std::string& name : flags_.megatron.given()) names.push_back(name);
+    names = flags_.megatron.given();
+  } else if (flags_.megatron.data_ranks && !flags_.megatron.distributed_optimizer) {
+    names.emplace_back("--target-data-parallel-size");  // all ranks have the same optimizer
   }
+  if (flags_.to_hf.empty() && flags_.format != "safetensors")
+    notice("--format has no effect without --to-hf");
   if (names.empty()) return;
   notice(
-      "no effect on weights: {}. A checkpoint here does not depend on the layout, and one of Megatron-LM's "
-      "is cut "
-      "over tensor, pipeline and expert ranks alone",
+      "no effect: {}. A checkpoint here does not depend on the layout, and one of Megatron-LM's without "
+      "distributed optimizer is cut over tensor, pipeline and expert ranks alone",
       fmt::join(names, ", "));
 }
 
@@ -185,10 +209,10 @@ std::unique_ptr<CheckpointSource> CheckpointConversion::open_source(std::vector<
   if (!f.load.empty())
     return std::make_unique<CheckpointReader>(locate_checkpoint(f.load, f.shared.ckpt_step));
   if (!f.from_hf.empty()) return std::make_unique<HfCheckpoint>(f.from_hf);
-  const bool keeps_state = !f.save.empty();  // other formats hold weights alone
+  const bool keeps_state = f.to_hf.empty();  // which holds weights alone
   auto opened = open_megatron({.source = f.from_megatron,
                                .step = f.shared.ckpt_step,
-                               .dtype = keeps_state ? parse_dtype(f.dtype) : std::nullopt,
+                               .dtype = f.save.empty() ? std::nullopt : parse_dtype(f.dtype),
                                .settings = f.settings,
                                .optimizer = keeps_state});
   notices = opened->notices();
@@ -201,12 +225,13 @@ ConversionReport CheckpointConversion::convert() const {
   const int64_t max_shard_bytes = parse_size(f.max_shard_size);
   std::vector<std::string> notices;
   const std::unique_ptr<CheckpointSource> source = open_source(notices);
+  check_model_type(f.model_type, source->info());
   const auto write = [&]() -> ConversionReport {
     if (!f.save.empty()) return import_checkpoint(*source, {.destination = f.save, .dtype = dtype});
     if (!f.megatron.to_megatron.empty()) return convert_to_megatron(*source, f.megatron, dtype);
     return export_hf(*source, {.destination = f.to_hf,
                                .dtype = dtype,
-                               .max_shard_bytes = max_shard_bytes,
+                               .shards = {.max_bytes = max_shard_bytes, .format = weight_format(f.format)},
                                .tokenizer = choose_tokenizer(f.tokenizer, source->info())});
   };
   ConversionReport report = write();
@@ -245,7 +270,13 @@ std::vector<Field> conversion_fields(ConversionFlags& f) {
        bound_setting("ckpt_step", &f.shared),
        bound_setting("save", &f.shared, "Destination: folder to save a checkpoint in"),
        bound_field("to_hf", &f.to_hf, "Destination: new folder for config.json and safetensors"),
-       bound_field("max_shard_size", &f.max_shard_size, "Maximum size of a safetensors file"),
+       bound_field("max_shard_size", &f.max_shard_size, "Maximum size of a file of --to-hf"),
+       bound_field("format", &f.format,
+                   "Files of --to-hf: bin are pytorch_model*.bin, which older programs read",
+                   {.choices = "safetensors|bin"}),
+       bound_field("model_type", &f.model_type,
+                   "Megatron-LM's name for the family that the source must be of",
+                   {.choices = "GPT|BERT|T5"}),
        bound_field(
            "tokenizer_name", &f.tokenizer,
            "Folder with the tokenizer of --to-hf, or a name in Hugging Face's cache; default: that of the "
@@ -257,9 +288,7 @@ std::vector<Field> conversion_fields(ConversionFlags& f) {
        bound_field("convert_checkpoint_from_megatron_to_transformers", &f.to_transformers,
                    "--save-path is for transformers"),
        bound_field("print_checkpoint_structure", &f.print_structure,
-                   "List the tensors written or, without a destination, those of the source"),
-       bound_field("target_data_parallel_size", &f.data_ranks, "No effect on weights"),
-       bound_setting("use_distributed_optimizer", &f.shared, "No effect on weights")},
+                   "List the tensors written or, without a destination, those of the source")},
       f.megatron.fields());
 }
 

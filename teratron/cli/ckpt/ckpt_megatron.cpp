@@ -10,8 +10,7 @@
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/megatron/checkpoint.h"
-#include "teratron/megatron/dist_checkpoint.h"
-#include "teratron/megatron/export.h"
+#include "teratron/megatron/export/export.h"
 #include "teratron/megatron/structure.h"
 #include "teratron/settings/arguments.h"
 #include "teratron/settings/component_options.h"
@@ -71,23 +70,6 @@ std::unique_ptr<ImportedMegatron> open_megatron(const MegatronFlags& flags) {
                           .vocabulary = vocabulary});
 }
 
-bool is_megatron(const fs::path& source) {
-  std::error_code ignored;
-  if (fs::is_regular_file(source, ignored)) return true;
-  if (find_dist_folder(source, std::nullopt)) return true;
-  const auto has_ranks = [&ignored](const fs::path& folder) {
-    for (const char* rank : {"mp_rank_00", "mp_rank_00_000"}) {
-      if (fs::is_directory(folder / rank, ignored)) return true;
-    }
-    return false;
-  };
-  if (has_ranks(source)) return true;
-  for (const std::string& name : list_directory(source, ExitCode::checkpoint)) {
-    if ((name.starts_with("iter_") || name == "release") && has_ranks(source / name)) return true;
-  }
-  return false;
-}
-
 void print_megatron_structure(const fs::path& source, std::optional<int64_t> step) {
   open_megatron_checkpoint(source, step, false)->print_structure([](const std::string& line) {
     print("{}", line);
@@ -112,7 +94,7 @@ void inspect_megatron(const fs::path& source, std::optional<int64_t> step, bool 
   for (const auto& [name, shape] : model.shapes) {
     if (list_tensors) teratron::print("  {:<72} [{}]", printable(name), fmt::join(shape, ", "));
   }
-  print("convert it with 'teratron ckpt convert --from-megatron {} --save DIR'",
+  print("use it with --load {0}, or convert it with 'teratron ckpt convert --from-megatron {0} --save DIR'",
         printable(source.string(), 4096));
 }
 
@@ -129,8 +111,18 @@ void verify_megatron(const fs::path& source, std::optional<int64_t> step) {
 std::vector<Field> MegatronLayoutFlags::fields() {
   constexpr double most = 1 << 10;
   return {
-      bound_field("to_megatron", &to_megatron,
-                  "Destination: new folder for Megatron-LM's files (format torch)"),
+      bound_field(
+          "to_megatron", &to_megatron,
+          "Destination: new folder for Megatron-LM's files: weights and, where there is one, the state "
+          "of the training (Adam)"),
+      bound_field("megatron_format", &format, "Format of --to-megatron", {.choices = "torch|torch_dist"}),
+      bound_field("no_save_optim", &weights_only, "Write weights alone to --to-megatron"),
+      bound_field(
+          "use_distributed_optimizer", &distributed_optimizer,
+          "Write Adam's state as the distributed optimizer of 22.x to 23.06 saves it, in a file of each "
+          "data-parallel rank"),
+      bound_field("target_data_parallel_size", &data_ranks,
+                  "Data-parallel ranks of --use-distributed-optimizer; default 1", {.min = 1, .max = most}),
       bound_field("target_tensor_parallel_size", &tensor_ranks, "Tensor ranks of --to-megatron; default 1",
                   {.min = 1, .max = most, .aliases = "--target-tensor-model-parallel-size"}),
       bound_field("target_pipeline_parallel_size", &stages, "Pipeline stages of --to-megatron; default 1",
@@ -152,16 +144,24 @@ std::vector<std::string> MegatronLayoutFlags::given() const {
   if (tensor_ranks) flags.emplace_back("--target-tensor-model-parallel-size");
   if (stages) flags.emplace_back("--target-pipeline-model-parallel-size");
   if (expert_ranks) flags.emplace_back("--target-expert-model-parallel-size");
+  if (data_ranks) flags.emplace_back("--target-data-parallel-size");
+  if (distributed_optimizer) flags.emplace_back("--use-distributed-optimizer");
   if (vocabulary_divisor) flags.emplace_back("--make-vocab-size-divisible-by");
   return flags;
 }
 
 ConversionReport convert_to_megatron(const CheckpointSource& checkpoint, const MegatronLayoutFlags& flags,
                                      std::optional<Dtype> dtype) {
+  std::optional<int64_t> optimizer_ranks;
+  if (flags.distributed_optimizer) optimizer_ranks = flags.data_ranks.value_or(1);
   return export_megatron(checkpoint, {.destination = flags.to_megatron,
+                                      .format = flags.format == "torch_dist" ? MegatronFormat::torch_dist
+                                                                             : MegatronFormat::torch,
                                       .tensor_ranks = flags.tensor_ranks.value_or(1),
                                       .stages = flags.stages.value_or(1),
                                       .expert_ranks = flags.expert_ranks.value_or(1),
+                                      .optimizer_ranks = optimizer_ranks,
+                                      .optimizer = !flags.weights_only,
                                       .dtype = dtype,
                                       .make_vocab_size_divisible_by = flags.vocabulary_divisor,
                                       .names = megatron_names(flags.names)});

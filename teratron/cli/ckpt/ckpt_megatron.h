@@ -26,8 +26,6 @@ struct MegatronFlags {
 
 std::unique_ptr<ImportedMegatron> open_megatron(const MegatronFlags& flags);
 
-/// Whether the folder or file is one of Megatron-LM's.
-bool is_megatron(const std::filesystem::path& source);
 void print_megatron_structure(const std::filesystem::path& source, std::optional<int64_t> step);
 void inspect_megatron(const std::filesystem::path& source, std::optional<int64_t> step, bool list_tensors);
 void verify_megatron(const std::filesystem::path& source, std::optional<int64_t> step);
@@ -35,8 +33,11 @@ void verify_megatron(const std::filesystem::path& source, std::optional<int64_t>
 /// The layout that Megatron-LM's files are cut for.
 struct MegatronLayoutFlags {
   std::string to_megatron;  // folder; empty: no export
-  std::optional<int64_t> tensor_ranks, stages, expert_ranks, vocabulary_divisor;
+  std::optional<int64_t> tensor_ranks, stages, expert_ranks, data_ranks, vocabulary_divisor;
+  bool distributed_optimizer = false;
+  bool weights_only = false;
   std::string names;  // empty: by the model
+  std::string format = "torch";
 
   /// Rows that write to this object.
   std::vector<Field> fields();

@@ -7,10 +7,10 @@
 
 #include "teratron/base/config/command_line.h"
 #include "teratron/base/log.h"
-#include "teratron/cli/ckpt/checkpoint_format.h"
 #include "teratron/hf/convert.h"
 #include "teratron/hf/hf_checkpoint.h"
 #include "teratron/hf/peft.h"
+#include "teratron/megatron/checkpoint_format.h"
 #include "teratron/settings/component_options.h"
 
 namespace teratron {

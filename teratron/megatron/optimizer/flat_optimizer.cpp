@@ -14,12 +14,6 @@ namespace {
 
 using Kind = PickleValue::Kind;
 
-int64_t size_of_shape(const std::vector<int64_t>& shape) {
-  int64_t count = 1;
-  for (const int64_t size : shape) count *= size;
-  return count;
-}
-
 // Buckets follow each other in the buffer, each from its own start.
 struct Bucket {
   std::map<std::string, TensorSourcePtr> states;
@@ -87,7 +81,7 @@ bool place_parameters(const std::vector<SavedParameter>& parameters, const std::
   int64_t at = 0;
   states.assign(parameters.size(), {});
   for (size_t i = parameters.size(); i-- > 0;) {
-    const int64_t size = size_of_shape(parameters[i].shape);
+    const int64_t size = numel(parameters[i]);
     at = (at + alignment - 1) / alignment * alignment;
     while (bucket < buckets.size() && size > buckets[bucket].size - at) ++bucket, at = 0;
     if (bucket == buckets.size()) return false;
@@ -106,32 +100,6 @@ bool agree_with_weights(const std::vector<SavedParameter>& parameters,
   return true;
 }
 
-// What one data-parallel rank has of a parameter: elements [begin, end).
-struct ShardOfRank {
-  ParameterPlace place;
-  int64_t begin = 0;
-  int64_t end = 0;
-};
-
-// Equal parts of the buffers of all virtual stages.
-std::vector<ShardOfRank> shards_of_rank(const std::vector<std::vector<SavedParameter>>& stages, int64_t rank,
-                                        int64_t ranks) {
-  std::vector<ShardOfRank> shards;
-  for (size_t stage = 0; stage < stages.size(); ++stage) {
-    int64_t end = 0;
-    for (const SavedParameter& parameter : stages[stage]) end += size_of_shape(parameter.shape);
-    const int64_t each = (end + ranks - 1) / ranks;
-    for (size_t i = 0; i < stages[stage].size(); ++i) {
-      const int64_t size = size_of_shape(stages[stage][i].shape), begin = end - size;
-      const int64_t from = std::clamp<int64_t>(rank * each - begin, 0, size);
-      const int64_t to = std::clamp<int64_t>((rank + 1) * each - begin, 0, size);
-      if (from < to) shards.push_back({{stage, i}, from, to});
-      end = begin;
-    }
-  }
-  return shards;
-}
-
 using ShardParts = std::map<std::string, std::vector<TensorSourcePtr>>;  // by name of the state, by rank
 
 // The parts that one rank's file has, added to those of the ranks before it.
@@ -142,19 +110,17 @@ class DataParallelFile {
     if (!adam_) refuse_optimizer("a data-parallel rank has none", where_);
   }
 
-  void add(const std::vector<ShardOfRank>& shards, const std::vector<std::vector<SavedParameter>>& stages,
+  void add(const std::vector<ParameterShard>& shards, const StageParameters& stages,
            std::vector<std::vector<ShardParts>>& parts) const {
     std::vector<ParameterPlace> places;
-    for (const ShardOfRank& shard : shards) places.push_back(shard.place);
-    const auto groups = divide_into_groups(*adam_.groups, places, stages);
+    for (const ParameterShard& shard : shards) places.push_back(shard.place);
+    const auto groups = divide_into_groups(kinds_of_groups(*adam_.groups), places, stages);
     const auto table = states_by_number(*adam_.state, shards.size(), where_);
     size_t number = 0;
     for (size_t group = 0; group < groups.size(); ++group) {
       for (size_t i = 0; i < groups[group].size(); ++i, ++number) {
         const ParameterPlace place = groups[group][i];
-        const auto shard = std::ranges::find_if(shards, [&](const ShardOfRank& candidate) {
-          return candidate.place.stage == place.stage && candidate.place.number == place.number;
-        });
+        const auto shard = std::ranges::find(shards, place, &ParameterShard::place);
         ShardParts& target = parts[place.stage][place.number];
         const int64_t size = shard->end - shard->begin;
         if (number >= table.size()) refuse_optimizer("its groups have other sizes", where_);
@@ -210,10 +176,11 @@ std::vector<std::vector<ParameterState>> read_sharded_states(
   if (const AdamDict adam = adam_of(files[0]->root()); !adam || adam.state->items().empty()) return {};
   std::vector<std::vector<ShardParts>> parts;
   for (const auto& stage : virtual_stages) parts.emplace_back(stage.size());
+  const StageParameters parameters = parameters_of(virtual_stages);
   for (size_t rank = 0; rank < files.size(); ++rank) {
     const auto shards =
-        shards_of_rank(virtual_stages, static_cast<int64_t>(rank), static_cast<int64_t>(files.size()));
-    DataParallelFile(files[rank], where).add(shards, virtual_stages, parts);
+        shards_of_rank(parameters, static_cast<int64_t>(rank), static_cast<int64_t>(files.size()));
+    DataParallelFile(files[rank], where).add(shards, parameters, parts);
   }
   for (size_t stage = 0; stage < virtual_stages.size(); ++stage) {
     result[stage].resize(virtual_stages[stage].size());

@@ -12,19 +12,14 @@ namespace {
 
 using Kind = PickleValue::Kind;
 
-struct GroupKind {
-  bool decayed = true;
-  bool decoupled = false;
-  bool operator==(const GroupKind&) const = default;
-};
-
 bool has_flag(const PickleValue& group, std::string_view name) {
   const PickleValue* const value = group.find(name);
   return value != nullptr && value->integer() != 0;
 }
 
 GroupKind kind_of_group(const PickleValue& group) {
-  GroupKind kind{.decoupled = has_flag(group, "is_decoupled_lr")};
+  GroupKind kind{.decoupled = has_flag(group, "is_decoupled_lr"),
+                 .expert = has_flag(group, "is_expert_parallel")};
   for (const char* name : {"wd_mult", "weight_decay"}) {
     const PickleValue* const value = group.find(name);
     if (value == nullptr) continue;
@@ -32,21 +27,6 @@ GroupKind kind_of_group(const PickleValue& group) {
     break;
   }
   return kind;
-}
-
-// Without any weight decay the first group is that which would have some.
-std::vector<GroupKind> kinds_of_groups(const PickleValue& groups) {
-  std::vector<GroupKind> kinds;
-  for (const PickleValue* group : groups.items()) {
-    GroupKind kind = kind_of_group(*group);
-    if (groups.items().size() == 2 && kinds.empty()) {
-      if (const GroupKind other = kind_of_group(*groups.items()[1]); other == kind) kind.decayed = true;
-    } else if (groups.items().size() == 2 && kinds[0] == kind) {
-      kind.decayed = false;
-    }
-    kinds.push_back(kind);
-  }
-  return kinds;
 }
 
 std::vector<char> ends_of(const TensorSource& source, Dtype as) {
@@ -66,14 +46,23 @@ void refuse_optimizer(const std::string& what, const std::string& where) {
                           .fix = "Use --no-load-optim to convert the weights alone"});
 }
 
+std::vector<AdamDict> adams_of(const PickleValue& root) {
+  const PickleValue* const found = root.find("optimizer");
+  if (found == nullptr) return {};
+  std::vector<AdamDict> adams;
+  const auto add = [&adams](const PickleValue& outer) {
+    const PickleValue* const inner = outer.find("optimizer");
+    const PickleValue& holder = inner == nullptr ? outer : *inner;
+    adams.push_back({.outer = &outer, .state = holder.find("state"), .groups = holder.find("param_groups")});
+  };
+  if (!found->is(Kind::list)) add(*found);
+  for (size_t i = 0; found->is(Kind::list) && i < found->items().size(); ++i) add(*found->items()[i]);
+  return adams;
+}
+
 AdamDict adam_of(const PickleValue& root) {
-  AdamDict adam{.outer = root.find("optimizer")};
-  if (adam.outer == nullptr) return adam;
-  const PickleValue* const inner = adam.outer->find("optimizer");
-  const PickleValue& holder = inner == nullptr ? *adam.outer : *inner;
-  adam.state = holder.find("state");
-  adam.groups = holder.find("param_groups");
-  return adam;
+  const std::vector<AdamDict> adams = adams_of(root);
+  return adams.empty() ? AdamDict() : adams[0];
 }
 
 std::vector<const PickleValue*> states_by_number(const PickleValue& states, size_t count,
@@ -91,24 +80,25 @@ std::vector<const PickleValue*> states_by_number(const PickleValue& states, size
   return table;
 }
 
-std::vector<std::vector<ParameterPlace>> divide_into_groups(
-    const PickleValue& groups, const std::vector<ParameterPlace>& parameters,
-    const std::vector<std::vector<SavedParameter>>& virtual_stages) {
-  const std::vector<GroupKind> kinds = kinds_of_groups(groups);
-  const bool decoupled = std::ranges::any_of(kinds, [](const GroupKind& kind) { return kind.decoupled; });
-  const auto kind_of = [&](const ParameterPlace& place) {
-    const SavedParameter& parameter = virtual_stages[place.stage][place.number];
-    return GroupKind{.decayed = parameter.shape.size() > 1 && !parameter.path.ends_with("bias"),
-                     .decoupled = decoupled && parameter.decoupled};
-  };
-  std::vector<std::vector<ParameterPlace>> result;
-  for (const GroupKind& kind : kinds) {
-    auto& group = result.emplace_back();
-    for (const ParameterPlace& place : parameters) {
-      if (kind_of(place) == kind) group.push_back(place);
+// Without any weight decay the first group is that which would have some.
+std::vector<GroupKind> kinds_of_groups(const PickleValue& groups) {
+  std::vector<GroupKind> kinds;
+  for (const PickleValue* group : groups.items()) {
+    GroupKind kind = kind_of_group(*group);
+    if (groups.items().size() == 2 && kinds.empty()) {
+      if (const GroupKind other = kind_of_group(*groups.items()[1]); other == kind) kind.decayed = true;
+    } else if (groups.items().size() == 2 && kinds[0] == kind) {
+      kind.decayed = false;
     }
+    kinds.push_back(kind);
   }
-  return result;
+  return kinds;
+}
+
+StageParameters parameters_of(const std::vector<std::vector<SavedParameter>>& virtual_stages) {
+  StageParameters stages;
+  for (const auto& stage : virtual_stages) stages.emplace_back(stage.begin(), stage.end());
+  return stages;
 }
 
 bool agrees(const SavedParameter& parameter, const ParameterState& state) {

@@ -14,17 +14,14 @@
 #include <string>
 #include <vector>
 
+#include "teratron/megatron/optimizer/rank_parameters.h"
 #include "teratron/megatron/rank_files.h"
 #include "teratron/megatron/tensor_source.h"
 
 namespace teratron {
 
-/// A parameter of a rank, in the order of its model's named_parameters().
-struct SavedParameter {
-  std::string path;  // in the file
-  std::vector<int64_t> shape;
+struct SavedParameter : RankParameter {
   TensorSourcePtr weight;
-  bool decoupled = false;  // an embedding or output layer, which --decoupled-lr has in separate groups
 };
 
 /// By name: adam_states and, where they are, fp32 weights as "param".

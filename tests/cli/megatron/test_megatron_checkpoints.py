@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from program import message, needs_binary, teratron
+from program import each, message, needs_binary, teratron
 
 pytestmark = needs_binary
 FIXTURES = Path(__file__).parents[2] / "fixtures/models"
@@ -233,7 +233,6 @@ def test_what_is_refused(tmp_path, monkeypatch):
     message(convert(folder, tmp_path / "x", code=4), "posix.system", "refused")
     assert not (tmp_path / "harmed").exists()
     folder = save(tmp_path / "in", tensors, ranks=2)
-    message(teratron("generate", "--load", folder, "--prompt", "a", code=4), "--from-megatron")
     message(convert(folder, tmp_path / "x", "--vocab-size", "17", code=2), "16 rows")
     message(convert(folder, tmp_path / "x", "--num-layers", "5", code=2), "num_layers is 5")
     message(convert(folder, tmp_path / "x", "--ckpt-step", "8", code=4), "no iteration 8")
@@ -247,14 +246,30 @@ def test_what_is_refused(tmp_path, monkeypatch):
     message(convert(save(tmp_path / "experts", tensors, args={"num_experts": 4}), tmp_path / "x", code=4), "num_experts")
     for argument, value in {"use_rope_scaling": True, "window_size": (127, 0), "softmax_type": "off-by-one", "qk_l2_norm": True,
                             "position_embedding_type": "yarn", "num_attention_heads": "2"}.items():
-        folder = save(tmp_path / argument, tensors, args=None)
-        path = folder / "iter_0000007/mp_rank_00/model_optim_rng.pt"
-        args = argparse.Namespace(**{"num_attention_heads": 2, "seq_length": 12, "max_position_embeddings": 12, argument: value})
-        torch.save({**torch.load(path, weights_only=False), "args": args}, path)
-        message(convert(folder, tmp_path / "x", code=4), argument)
+        message(convert(with_argument(tmp_path / argument, argument, value), tmp_path / "x", code=4), argument)
     extra = save(tmp_path / "extra", tensors | {"decoder.layers.0.mlp.gate.weight": torch.ones(2)})
     message(convert(extra, tmp_path / "x", code=4), "mlp.gate.weight", "no place")
     assert not (tmp_path / "x").exists() or not list((tmp_path / "x").glob("iter_*"))
+
+
+def with_argument(path, argument, value):
+    folder = save(path, model(), args=None)
+    file = folder / "iter_0000007/mp_rank_00/model_optim_rng.pt"
+    args = argparse.Namespace(**{"num_attention_heads": 2, "seq_length": 12, "max_position_embeddings": 12, argument: value})
+    torch.save({**torch.load(file, weights_only=False), "args": args}, file)
+    return folder
+
+
+def test_values_that_no_model_has_are_refused(tmp_path):
+    """Those that no flag takes, sizes that the tensors do not show, and forks' settings that are flags here and not in Megatron-LM."""
+    values = [("norm_epsilon", -1.0), ("norm_epsilon", "x"), ("rotary_base", 1e30), ("hidden_dropout", 7.5), ("rotary_percent", -3.0),
+              ("seq_length", -1), ("make_vocab_size_divisible_by", 0), ("squared_relu", "x"), ("num_layers", 2**63 - 1), ("num_layers", 3),
+              ("num_layers", 1e30), ("hidden_size", -8), ("scale_embeddings", True), ("parallel_residual", True), ("softmax_scale", 0.5)]
+
+    def check(case, folder):
+        message(convert(with_argument(folder / "in", *case), folder / "out", code=4), case[0])
+        assert not (folder / "out").exists() or not list((folder / "out").glob("iter_*"))
+    each(values, check, tmp_path)
 
 
 def test_arguments_that_megatron_has_not_are_named(tmp_path):
@@ -264,11 +279,11 @@ def test_arguments_that_megatron_has_not_are_named(tmp_path):
     known = {"num_attention_heads": 2, "seq_length": 12, "max_position_embeddings": 12, "add_position_embedding": True, "rank": 1,
              "params_dtype": torch.float32, "masked_softmax_fusion": True, "use_gloo_process_groups": True, "kv_lora_rank": 32,
              "transformer_impl": "local", "gradient_accumulation_fusion": True, "recompute_granularity": "full"}
-    args = argparse.Namespace(**known, fork_logit_cap=30.0, fork_off=False, fork_none=None)
+    args = argparse.Namespace(**known, fork_logit_cap=30.0, fork_off=False, fork_none=None, fresh=True)
     torch.save({**torch.load(path, weights_only=False), "args": args}, path)
     result = teratron("ckpt", "convert", "--from-megatron", folder, "--save", tmp_path / "out")
     notices = [line for line in result.stderr.splitlines() if "Megatron-LM has not" in line]
-    assert len(notices) == 1 and "has not: fork_logit_cap; if" in notices[0], notices
+    assert len(notices) == 1 and "has not: fork_logit_cap, fresh; if" in notices[0], notices
 
 
 def test_logits_that_megatron_computed(tmp_path):

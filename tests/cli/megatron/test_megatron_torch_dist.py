@@ -235,10 +235,24 @@ def test_damaged_metadata_is_refused(tmp_path, monkeypatch, change, words):
     assert not (tmp_path / "harmed").exists() and not list(tmp_path.glob("x/iter_*"))
 
 
+def test_metadata_of_another_form_is_refused_by_its_name(tmp_path):
+    """Cut off, another file, lost as in copies of "*", and one that takes more memory than it may."""
+    path = save(tmp_path / "in", model()) / "iter_0000007/.metadata"
+    whole = path.read_bytes()
+    large = pickle.loads(whole)
+    names = [f"optimizer.state.exp_avg.{i}" for i in range(150_000)]
+    large.state_dict_metadata |= dict.fromkeys(names, BytesStorageMetadata())
+    large.storage_data |= {MetadataIndex(name): _StorageInfo("__0_0.distcp", 0, 10) for name in names}
+    for data, words in [(whole[:-1], "cut off"), (b"", "cut off"), (b"PK\3\4" + bytes(100), "is not an operation"), (None, "has no file .metadata"),
+                        (pickle.dumps(large), "MiB")]:
+        path.write_bytes(data) if data is not None else path.unlink()
+        said = message(convert(tmp_path / "in", tmp_path / "out", code=4), ".metadata", words)
+        assert ("torch_dist" in said) == (data is not None) and "torch.save" not in said
+
+
 def test_incomplete_folders_are_refused(tmp_path):
     folder = save(tmp_path / "in", model())
     message(convert(folder, tmp_path / "x", "--ckpt-step", 8, code=4), "no iteration 8")
-    message(teratron("generate", "--load", folder, "--prompt", "a", code=4), "--from-megatron")
     data = folder / "iter_0000007/__0_0.distcp"
     data.write_bytes(data.read_bytes()[:-2000])
     message(convert(folder, tmp_path / "x", code=4), "__0_0.distcp")

@@ -1,4 +1,4 @@
-#include "teratron/megatron/legacy_tree.h"
+#include "teratron/megatron/export/legacy_tree.h"
 
 #include <string_view>
 

@@ -13,6 +13,12 @@ enum class CheckpointFormat : uint8_t { teratron, hugging_face, megatron };
 /// if it is none of them.
 CheckpointFormat checkpoint_format(const std::filesystem::path& path);
 
+/// Nullopt in place of the error.
+std::optional<CheckpointFormat> recognized_format(const std::filesystem::path& path);
+
+/// Whether the folder or file is one of Megatron-LM's.
+bool is_megatron(const std::filesystem::path& source);
+
 /// Whether a folder is one of Hugging Face, and none of checkpoints.
 bool is_hugging_face(const std::filesystem::path& path);
 

@@ -1,4 +1,4 @@
-#include "teratron/megatron/core_tree.h"
+#include "teratron/megatron/export/core_tree.h"
 
 #include <algorithm>
 #include <string_view>

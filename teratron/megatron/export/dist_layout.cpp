@@ -1,0 +1,184 @@
+#include "teratron/megatron/export/dist_layout.h"
+
+#include <algorithm>
+#include <set>
+
+#include "teratron/base/error.h"
+#include "teratron/megatron/dist_names.h"
+
+namespace teratron {
+
+namespace {
+
+// The tensors of a stack by layer, under the names of torch_dist.
+struct LayerTensor {
+  std::string rest;                  // "mlp.linear_fc1.weight"
+  std::vector<std::string> weights;  // several of experts
+  bool linear = false;
+  bool experts = false;
+};
+
+std::vector<std::string> parts_of(const MegatronRow& row) {
+  if (!row.ours.ends_with('.')) return {std::string(row.ours)};
+  return {std::string(row.ours) + "weight", std::string(row.ours) + "bias"};
+}
+
+class Layout {
+ public:
+  explicit Layout(const ExportPlan& plan) : plan_(plan) {}
+
+  std::vector<StackedTensor> take() {
+    for (const MegatronRow& row : plan_.model.embeddings) add_row(row);
+    for (const MegatronStack& stack : plan_.model.stacks) add_stack(stack);
+    for (const MegatronRow& row : plan_.model.heads) add_row(row);
+    check_all_placed();
+    return std::move(tensors_);
+  }
+
+ private:
+  bool has(const std::string& name) const { return plan_.weights.contains(name); }
+
+  void add_row(const MegatronRow& row) {
+    // Megatron-LM saves no extra state of an untied output layer's weight.
+    for (const std::string& name : parts_of(row)) {
+      if (has(name))
+        add({.key = name, .leading = {}, .weights = {name}, .linear = name == "output_layer.bias"});
+    }
+  }
+
+  // Norms have the names of Transformer Engine's fused modules where the layer has these, whatever computes
+  // them.
+  std::string rest_of(const MegatronRow& row, const std::string& part, const std::string& layer) const {
+    const std::string module(row.fused.substr(0, row.fused.rfind('.') + 1));
+    if (module.empty() || !has(layer + module + "weight")) return part;
+    return std::string(row.fused) + part.substr(row.ours.size());
+  }
+
+  void add_experts(const std::string& part, const std::string& layer, std::vector<LayerTensor>& found) const {
+    const size_t at = part.find("#.");
+    LayerTensor tensor{.rest = std::string(experts_of_layer) + part.substr(at + 2),
+                       .weights = {},
+                       .linear = true,
+                       .experts = true};
+    for (int64_t e = 0;; ++e) {
+      const std::string name = layer + name_of_expert(tensor.rest, e);
+      if (!has(name)) break;
+      tensor.weights.push_back(name);
+    }
+    if (!tensor.weights.empty()) found.push_back(std::move(tensor));
+  }
+
+  std::vector<LayerTensor> layer_tensors(const MegatronStack& stack, const std::string& layer) const {
+    std::vector<LayerTensor> found;
+    for (const MegatronRow& row : stack.layer) {
+      for (const std::string& part : parts_of(row)) {
+        if (part.find('#') != part.npos) {
+          add_experts(part, layer, found);
+        } else if (has(layer + part)) {
+          found.push_back({rest_of(row, part, layer), {layer + part}, row.linear, false});
+        }
+      }
+    }
+    return found;
+  }
+
+  void add_stack(const MegatronStack& stack) {
+    const std::string prefix = std::string(stack.ours) + ".layers.";
+    std::vector<std::vector<LayerTensor>> layers;
+    for (int64_t i = 0;; ++i) {
+      layers.push_back(layer_tensors(stack, fmt::format("{}{}.", prefix, i)));
+      if (layers.back().empty()) break;
+    }
+    layers.pop_back();
+    const auto is_like_first = [&](const std::vector<LayerTensor>& layer) {
+      return std::ranges::equal(layer, layers[0], {}, &LayerTensor::rest, &LayerTensor::rest);
+    };
+    if (std::ranges::all_of(layers, is_like_first)) {
+      add_layers(prefix, layers, true);
+    } else {
+      for (size_t i = 0; i < layers.size(); ++i)
+        add_layers(fmt::format("{}{}.", prefix, i), {layers[i]}, false);
+    }
+    for (const char* part : {"weight", "bias"}) {
+      const std::string norm = fmt::format("{}.final_layernorm.{}", stack.ours, part);
+      if (has(norm)) add({.key = norm, .leading = {}, .weights = {norm}, .linear = false});
+    }
+  }
+
+  void add_layers(const std::string& prefix, const std::vector<std::vector<LayerTensor>>& layers,
+                  bool stacked) {
+    for (size_t i = 0; i < layers[0].size(); ++i) {
+      const LayerTensor& first = layers[0][i];
+      StackedTensor tensor{.key = prefix + first.rest, .leading = {}, .weights = {}, .linear = first.linear};
+      if (stacked) tensor.leading.push_back(std::ssize(layers));
+      if (first.experts) tensor.leading.push_back(std::ssize(first.weights));
+      for (const auto& layer : layers)
+        tensor.weights.insert(tensor.weights.end(), layer[i].weights.begin(), layer[i].weights.end());
+      add(std::move(tensor));
+    }
+  }
+
+  void add(StackedTensor tensor) {
+    placed_.insert(tensor.weights.begin(), tensor.weights.end());
+    tensors_.push_back(std::move(tensor));
+  }
+
+  void check_all_placed() const {
+    std::vector<Problem> problems;
+    for (const auto& [name, info] : plan_.weights) {
+      if (!placed_.contains(name))
+        problems.push_back({.what = fmt::format("tensor \"{}\" has no place in torch_dist", printable(name)),
+                            .where = printable(plan_.info().path.string(), 4096)});
+    }
+    if (!problems.empty()) throw UserError(ExitCode::checkpoint, std::move(problems));
+  }
+
+  const ExportPlan& plan_;
+  std::vector<StackedTensor> tensors_;
+  std::set<std::string> placed_;
+};
+
+int64_t product(const std::vector<int64_t>& sizes) {
+  int64_t count = 1;
+  for (const int64_t size : sizes) count *= size;
+  return count;
+}
+
+}  // namespace
+
+std::vector<StackedTensor> stacked_tensors(const ExportPlan& plan) {
+  return Layout(plan).take();
+}
+
+std::vector<int64_t> padded_shape(const ExportPlan& plan, const std::string& weight) {
+  std::vector<int64_t> shape = plan.weights.at(weight).shape;
+  if (is_vocabulary(weight)) shape[0] = plan.args.padded_vocabulary;
+  return shape;
+}
+
+std::vector<WeightCut> cuts_of(const ExportPlan& plan, const std::string& weight, int64_t rank) {
+  const Shard shard = shard_of(plan, weight, rank);
+  const std::vector<int64_t> whole = padded_shape(plan, weight);
+  if (shard.dim < 0) {
+    if (rank > 0) return {};
+    return {{std::vector<int64_t>(whole.size(), 0), whole, 0, product(whole)}};
+  }
+  const auto dim = static_cast<size_t>(shard.dim);
+  std::vector<int64_t> segments = shard.segments;
+  if (segments.size() < 2) segments = {whole[dim]};
+  std::vector<WeightCut> cuts;
+  int64_t segment_begin = 0, begin = 0;
+  for (const int64_t segment : segments) {
+    WeightCut cut{.offsets = std::vector<int64_t>(whole.size(), 0), .sizes = whole};
+    cut.sizes[dim] = segment / shard.parts;
+    cut.offsets[dim] = segment_begin + rank * cut.sizes[dim];
+    cut.begin = begin;
+    cut.end = begin + product(cut.sizes);
+    begin = cut.end;
+    segment_begin += segment;
+    cuts.push_back(std::move(cut));
+  }
+  return cuts;
+}
+
+}  // namespace teratron
