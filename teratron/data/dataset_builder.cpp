@@ -45,7 +45,12 @@ class SplitBuilder {
 
 std::shared_ptr<const IndexedDataset> SplitBuilder::open(const std::string& prefix) {
   auto& dataset = opened_[prefix];
-  if (dataset == nullptr) dataset = std::make_shared<IndexedDataset>(strip_dataset_suffix(prefix));
+  if (dataset != nullptr) return dataset;
+  dataset = std::make_shared<IndexedDataset>(strip_dataset_suffix(prefix));
+  if (sources_.warm_up) {
+    dataset->idx().warm_up();
+    dataset->bin().warm_up();
+  }
   return dataset;
 }
 

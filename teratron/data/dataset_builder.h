@@ -26,6 +26,7 @@ struct DataSources {
   /// Requested samples of train, valid and test; 0: not built; nullopt: one epoch.
   std::array<std::optional<int64_t>, 3> samples = {0, 0, 0};
   double surplus = 0.005;  // --mid-level-dataset-surplus
+  bool warm_up = false;    // reads each file once as it is opened, so that it is in the page cache
 };
 
 /// Items for --data-path from a file, separated by white space. UserError(data) for a file without items.

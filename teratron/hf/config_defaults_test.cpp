@@ -205,6 +205,22 @@ TEST(HfKnownKeys, PublishedFilesAreRead) {
   }
 }
 
+// torch has no such dropout, and transformers' norms and weights would be NaN.
+TEST(HfValues, OutOfRangeAreRefusedByName) {
+  const std::pair<const char*, json> values[] = {{"attention_dropout", 3.5},
+                                                 {"attention_dropout", -1},
+                                                 {"rms_norm_eps", -1e-6},
+                                                 {"initializer_range", -0.02}};
+  const std::map<std::string, std::string> settings = {{"attention_dropout", "attention_dropout"},
+                                                       {"rms_norm_eps", "norm_epsilon"},
+                                                       {"initializer_range", "init_method_std"}};
+  for (const auto& [key, value] : values) {
+    const std::string said = outcome(changed(hf_llama(), {{key, value}}));
+    EXPECT_NE(said.find(settings.at(key) + " = "), std::string::npos) << said;
+    EXPECT_NE(said.find("out of range"), std::string::npos) << said;
+  }
+}
+
 TEST(HfExperts, MoreForATokenThanThereAre) {
   for (const char* type : {"mixtral", "qwen2_moe", "qwen3_moe"}) {
     const std::string experts = type == std::string("mixtral") ? "num_local_experts" : "num_experts";

@@ -148,12 +148,14 @@ void write_tokenizer(const HfTokenizer& tokenizer, const ConfiguredTokens& saved
     write_text(directory / name, read_text(file, {.kind = ExitCode::checkpoint}), ExitCode::checkpoint);
   for (const auto& [name, text] : tokenizer.contents)
     write_text(directory / name, text, ExitCode::checkpoint);
-  const auto& [ends, eos, bos] = configured;
+  const auto& [ends, eos, bos, pad, start] = configured;
   const bool has_tokenizer = tokenizer.missing.empty();
   const std::vector<int32_t>& ids = (has_tokenizer && !eos.empty()) || ends.empty() ? eos : ends;
   if (!ids.empty()) config["eos_token_id"] = ids;
   if (ids.size() == 1) config["eos_token_id"] = ids.front();
   if (bos) config["bos_token_id"] = *bos;
+  if (pad) config["pad_token_id"] = *pad;
+  if (family.has_decoder_start && start) config["decoder_start_token_id"] = *start;
   if (!has_tokenizer) return;
   // Where a key is missing, transformers takes the id of the first published model of the type.
   const auto set = [&config](const char* key, const std::optional<int32_t>& id) {
@@ -162,8 +164,8 @@ void write_tokenizer(const HfTokenizer& tokenizer, const ConfiguredTokens& saved
   };
   if (!bos) set("bos_token_id", tokenizer.special.bos);
   if (ids.empty()) set("eos_token_id", tokenizer.special.eod);
-  set("pad_token_id", tokenizer.special.pad);
-  if (family.has_decoder_start) set("decoder_start_token_id", decoder_start(tokenizer.special));
+  if (!pad) set("pad_token_id", tokenizer.special.pad);
+  if (family.has_decoder_start && !start) set("decoder_start_token_id", decoder_start(tokenizer.special));
 }
 
 void write_export(const CheckpointSource& source, const HfExport& request, const fs::path& directory,
@@ -171,8 +173,8 @@ void write_export(const CheckpointSource& source, const HfExport& request, const
   const ExportPlan plan = plan_export(source.info(), request.dtype);
   {
     ExportStream stream(source, plan);
-    write_sharded_safetensors(directory, plan.outputs, request.max_shard_bytes,
-                              [&](size_t i, const AppendBytes& append) { stream.write(i, append); });
+    write_sharded_weights(directory, plan.outputs, request.shards,
+                          [&](size_t i, const AppendBytes& append) { stream.write(i, append); });
   }
   json config = hf_config(plan.model, plan.outputs[0].dtype);
   write_tokenizer(request.tokenizer, saved_configured_tokens(source.info().config), directory,

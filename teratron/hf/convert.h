@@ -11,6 +11,7 @@
 #include "teratron/base/dtype.h"
 #include "teratron/ckpt/checkpoint_source.h"
 #include "teratron/hf/export_tokenizer.h"
+#include "teratron/hf/weight_files.h"
 
 namespace teratron {
 
@@ -37,11 +38,11 @@ ConversionReport import_hf(const std::filesystem::path& folder, const Checkpoint
 struct HfExport {
   std::filesystem::path destination;  // must not exist, or be empty
   std::optional<Dtype> dtype = {};
-  int64_t max_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;
+  WeightShards shards = {.max_bytes = int64_t{5} * 1000 * 1000 * 1000};
   HfTokenizer tokenizer = {};
 };
 
-/// Writes config.json, model*.safetensors with index, and tokenizer files, committed by one rename.
+/// Writes config.json, weights (weight_files.h) and tokenizer files, committed by one rename.
 ConversionReport export_hf(const CheckpointSource& source, const HfExport& request);
 
 /// Whether export_hf() can succeed, before there is a checkpoint: UserError(checkpoint) if no model of

@@ -31,9 +31,11 @@ void write_model(const fs::path& directory, const json& config, int64_t max_byte
     for (const HfSource& source : tensor.sources) tensors.push_back({source.name, Dtype::f32, source.shape});
   }
   float next = 0;
-  write_sharded_safetensors(directory, tensors, max_bytes, [&](size_t i, const AppendBytes& append) {
-    for (int64_t k = 0; k < *checked_numel(tensors[i].shape); ++k) (next += 1, append(&next, 4));
-  });
+  write_sharded_weights(directory, tensors, {.max_bytes = max_bytes},
+                        [&](size_t i, const AppendBytes& append) {
+                          for (int64_t k = 0; k < *checked_numel(tensors[i].shape); ++k)
+                            (next += 1, append(&next, 4));
+                        });
 }
 
 std::map<std::string, std::vector<char>> contents(const fs::path& directory) {
@@ -58,8 +60,8 @@ TEST(HfConvert, RoundTrip) {
     EXPECT_TRUE(fs::exists(directory / "in" / "model.safetensors.index.json"));
     const ConversionReport in = import_hf(directory / "in", {.destination = directory / "ckpt"});
     verify_checkpoint(in.result);
-    const ConversionReport out =
-        export_hf(CheckpointReader(in.result), {.destination = directory / "out", .max_shard_bytes = 3000});
+    const ConversionReport out = export_hf(CheckpointReader(in.result),
+                                           {.destination = directory / "out", .shards = {.max_bytes = 3000}});
     EXPECT_EQ(contents(directory / "out"), contents(directory / "in")) << config["model_type"];
     EXPECT_EQ(in.elements, out.elements);
     const HfModel again = parse_hf_config(read_text(directory / "out" / "config.json", {}), "out");
@@ -163,7 +165,7 @@ TEST(HfConvert, TiedCopies) {
       const WeightFiles files(in);
       for (const auto& [name, info] : files.tensors()) tensors.push_back({name, info.dtype, info.shape});
       fs::remove(in / "model.safetensors");
-      write_sharded_safetensors(in, tensors, 1 << 30, [&](size_t i, const AppendBytes& append) {
+      write_sharded_weights(in, tensors, {.max_bytes = 1 << 30}, [&](size_t i, const AppendBytes& append) {
         const std::vector<char>& bytes =
             values.at(tensors[i].name == "lm_head.weight" ? "model.embed_tokens.weight" : tensors[i].name);
         append(bytes.data(), static_cast<int64_t>(bytes.size()));

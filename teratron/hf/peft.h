@@ -33,7 +33,7 @@ LoraAdapters saved_adapters(const CheckpointSource& checkpoint);
 std::vector<LocalTensor> adapter_parts(const CheckpointInfo& checkpoint);
 
 struct PeftExport {
-  std::filesystem::path source;       // an iter_* directory
+  const CheckpointSource& source;
   std::filesystem::path destination;  // must not exist, or be empty
 };
 /// UserError(checkpoint) if transformers does not have the model, or one module where several

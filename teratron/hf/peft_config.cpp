@@ -37,6 +37,7 @@ bool is_plain(std::string_view field, const json& value) {
   const auto is_in = [](std::string_view one, const auto& names) {
     return std::ranges::find(names, one) != std::end(names);
   };
+  if (field == "layers_to_transform") return value.is_null() || value == json::array();  // 0: the first layer
   if (!has_value(value)) return true;
   if (field == "bias") return value == "none";
   if (field == "init_lora_weights")

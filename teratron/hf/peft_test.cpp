@@ -101,6 +101,7 @@ TEST(PeftConfigTest, RefusesAllElseByName) {
                                              {{"alpha_pattern", {{"o_proj", 4}}}},
                                              {{"layer_replication", {{0, 2}}}},
                                              {{"layers_to_transform", {1}}},
+                                             {{"layers_to_transform", 0}},
                                              {{"trainable_token_indices", {5}}},
                                              {{"megatron_config", {{"x", 1}}}},
                                              {{"corda_config", {{"corda_method", "kpm"}}}},

@@ -75,9 +75,9 @@ json adapter_config(const PeftPlan& plan, const std::vector<std::string>& module
 }
 
 void write_adapters(const PeftExport& request, const fs::path& folder) {
-  const CheckpointInfo info = open_checkpoint(request.source);
+  const CheckpointSource& reader = request.source;
+  const CheckpointInfo& info = reader.info();
   const PeftPlan plan = plan_peft(info);
-  CheckpointReader reader(request.source);
   struct Pair {
     std::string module;
     std::vector<float> a, b;

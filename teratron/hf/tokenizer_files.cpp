@@ -69,12 +69,15 @@ json hf_tokenizer_settings(const fs::path& folder) {
           {"merge_file", path("merges.txt")}};
 }
 
-std::optional<fs::path> cached_hf_folder(const std::string& name) {
+namespace {
+
+// `kind`: "models" or "datasets".
+std::optional<fs::path> cached_snapshot(std::string_view kind, const std::string& name) {
   const auto variable = [](const char* key) { return process_environment(key).value_or(""); };
   fs::path cache = variable("HF_HUB_CACHE");
   if (cache.empty() && !variable("HF_HOME").empty()) cache = fs::path(variable("HF_HOME")) / "hub";
   if (cache.empty()) cache = fs::path(variable("HOME")) / ".cache" / "huggingface" / "hub";
-  std::string folder = "models--" + name;
+  std::string folder = fmt::format("{}--{}", kind, name);
   if (const size_t slash = folder.find('/'); slash != folder.npos) folder.replace(slash, 1, "--");
   std::error_code ignored;
   const fs::path reference = cache / folder / "refs" / "main";
@@ -84,6 +87,16 @@ std::optional<fs::path> cached_hf_folder(const std::string& name) {
   const fs::path snapshot = cache / folder / "snapshots" / commit;
   if (commit.find('/') != commit.npos || !fs::is_directory(snapshot, ignored)) return std::nullopt;
   return snapshot;
+}
+
+}  // namespace
+
+std::optional<fs::path> cached_hf_folder(const std::string& name) {
+  return cached_snapshot("models", name);
+}
+
+std::optional<fs::path> cached_hf_dataset(const std::string& name) {
+  return cached_snapshot("datasets", name);
 }
 
 }  // namespace teratron

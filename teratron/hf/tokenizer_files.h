@@ -23,5 +23,7 @@ nlohmann::json hf_tokenizer_settings(const std::filesystem::path& folder);
 /// The folder in the cache of huggingface_hub (HF_HUB_CACHE, HF_HOME, ~/.cache/huggingface) that holds the
 /// published model `name`, such as "gpt2" or "Qwen/Qwen2.5-0.5B"; nullopt if it was never downloaded.
 std::optional<std::filesystem::path> cached_hf_folder(const std::string& name);
+/// Likewise of a dataset.
+std::optional<std::filesystem::path> cached_hf_dataset(const std::string& name);
 
 }  // namespace teratron

@@ -7,6 +7,7 @@
 #include "teratron/base/json.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/pickle/torch_file.h"
+#include "teratron/pickle/torch_writer.h"
 #include "teratron/pickle/zip_archive.h"
 
 namespace teratron {
@@ -192,38 +193,72 @@ int64_t WeightFiles::verify() const {
   return bytes;
 }
 
-void write_sharded_safetensors(const fs::path& directory,
-                               const std::vector<SafetensorsWriter::Tensor>& tensors, int64_t max_bytes,
-                               const std::function<void(size_t, const AppendBytes&)>& write) {
-  std::vector<std::vector<SafetensorsWriter::Tensor>> files;
-  int64_t in_file = 0, total = 0;
+namespace {
+
+using Tensors = std::vector<SafetensorsWriter::Tensor>;
+using WriteTensor = std::function<void(size_t, const AppendBytes&)>;
+
+int64_t bytes_of(const SafetensorsWriter::Tensor& tensor) {
+  return *checked_numel(tensor.shape) * size_of(tensor.dtype);
+}
+
+std::vector<Tensors> in_files(const Tensors& tensors, int64_t max_bytes) {
+  std::vector<Tensors> files;
+  int64_t in_file = 0;
   for (const SafetensorsWriter::Tensor& tensor : tensors) {
-    const int64_t bytes = *checked_numel(tensor.shape) * size_of(tensor.dtype);
+    const int64_t bytes = bytes_of(tensor);
     if (files.empty() || (in_file > 0 && in_file + bytes > max_bytes)) {
       files.emplace_back();
       in_file = 0;
     }
     files.back().push_back(tensor);
     in_file += bytes;
-    total += bytes;
   }
+  return files;
+}
+
+// `write` numbers the tensors of the file.
+void write_file(const fs::path& path, const Tensors& tensors, WeightFormat format, const WriteTensor& write) {
+  if (format == WeightFormat::safetensors) {
+    SafetensorsWriter writer(path, tensors, {{"format", "pt"}});
+    for (size_t i = 0; i < tensors.size(); ++i)
+      write(i, [&writer](const void* data, int64_t bytes) { writer.write(data, bytes); });
+    return writer.finish();
+  }
+  PickleWriter pickle;
+  pickle.begin(PickledDict::ordered);
+  for (const SafetensorsWriter::Tensor& tensor : tensors) {
+    pickle.text(tensor.name);
+    pickle.tensor(tensor.dtype, tensor.shape);
+  }
+  pickle.end(PickledDict::ordered);
+  write_torch_file(path, pickle, write);
+}
+
+}  // namespace
+
+void write_sharded_weights(const fs::path& directory, const Tensors& tensors, const WeightShards& shards,
+                           const WriteTensor& write) {
+  const bool is_bin = shards.format == WeightFormat::bin;
+  const std::string stem = is_bin ? "pytorch_model" : "model", extension = is_bin ? ".bin" : ".safetensors";
+  const std::vector<Tensors> files = in_files(tensors, shards.max_bytes);
   json weight_map = json::object();
-  size_t next = 0;
+  size_t done = 0;
   for (size_t file = 0; file < files.size(); ++file) {
-    const std::string name = files.size() == 1
-                                 ? single_name
-                                 : fmt::format("model-{:05d}-of-{:05d}.safetensors", file + 1, files.size());
-    SafetensorsWriter writer(directory / name, files[file], {{"format", "pt"}});
-    for (const SafetensorsWriter::Tensor& tensor : files[file]) {
-      write(next++, [&writer](const void* data, int64_t bytes) { writer.write(data, bytes); });
-      weight_map[tensor.name] = name;
-    }
-    writer.finish();
+    const std::string part =
+        files.size() == 1 ? "" : fmt::format("-{:05d}-of-{:05d}", file + 1, files.size());
+    const std::string name = stem + part + extension;
+    write_file(directory / name, files[file], shards.format,
+               [&](size_t i, const AppendBytes& append) { write(done + i, append); });
+    done += files[file].size();
+    for (const SafetensorsWriter::Tensor& tensor : files[file]) weight_map[tensor.name] = name;
   }
-  if (files.size() > 1) {
-    const json index = {{"metadata", {{"total_size", total}}}, {"weight_map", std::move(weight_map)}};
-    write_text(directory / index_name, index.dump(2) + "\n", ExitCode::checkpoint);
-  }
+  if (files.size() < 2) return;
+  int64_t total = 0;
+  for (const SafetensorsWriter::Tensor& tensor : tensors) total += bytes_of(tensor);
+  const json index = {{"metadata", {{"total_size", total}}}, {"weight_map", std::move(weight_map)}};
+  write_text(directory / (is_bin ? torch_index_name : index_name), index.dump(2) + "\n",
+             ExitCode::checkpoint);
 }
 
 }  // namespace teratron

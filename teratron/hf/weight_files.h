@@ -64,10 +64,18 @@ class WeightFiles {
   std::map<std::string, Place> place_of_;
 };
 
-/// Writes a folder of shards with at most `max_bytes` of data each (a larger tensor has its own). `write`
-/// appends the bytes of each tensor and is called in their order.
-void write_sharded_safetensors(const std::filesystem::path& directory,
-                               const std::vector<SafetensorsWriter::Tensor>& tensors, int64_t max_bytes,
-                               const std::function<void(size_t, const AppendBytes&)>& write);
+/// model*.safetensors, or pytorch_model*.bin, which torch.save wrote before.
+enum class WeightFormat : uint8_t { safetensors, bin };
+
+struct WeightShards {
+  int64_t max_bytes = 0;  // of data in a file; a larger tensor has its own
+  WeightFormat format = WeightFormat::safetensors;
+};
+
+/// Writes a folder of shards, with an index if there are several. `write` appends the bytes of each tensor
+/// and is called in their order.
+void write_sharded_weights(const std::filesystem::path& directory,
+                           const std::vector<SafetensorsWriter::Tensor>& tensors, const WeightShards& shards,
+                           const std::function<void(size_t, const AppendBytes&)>& write);
 
 }  // namespace teratron

@@ -80,6 +80,12 @@ void refuse_unknown_keys(const HfFamily& family, HfConfig& config) {
   }
 }
 
+// What no flag takes either, such as a dropout of 3.
+void check_ranges(const HfModel& model) {
+  std::vector<std::string> unknown;
+  arguments_from_json(model.settings.dump(), model.where, &unknown);
+}
+
 // A router that chooses more experts than there are would fail in every step.
 void check_experts(const HfModel& model) {
   const int64_t experts = hf_size(model.settings, "num_experts");
@@ -219,6 +225,7 @@ HfModel parse_hf_config(const std::string& text, const std::string& where,
   if (config.problems.empty()) {
     HfModel model{&family, std::move(config.settings), {}, where};
     check_experts(model);
+    check_ranges(model);
     return model;
   }
   std::vector<Problem> problems;

@@ -15,10 +15,13 @@ using Kind = PickleValue::Kind;
 
 constexpr size_t most_dims = 8, most_file_name_bytes = 64;
 
+constexpr std::string_view advice =
+    "Use an undamaged checkpoint that Megatron-LM saved in format torch_dist; one whose .metadata is too "
+    "large "
+    "can be saved in format 'torch' (--ckpt-format torch)";
+
 [[noreturn]] void refuse_metadata(const std::string& what, const std::string& where) {
-  throw checkpoint_error({.what = what,
-                          .where = where,
-                          .fix = "Use an undamaged checkpoint that Megatron-LM saved in format torch_dist"});
+  throw checkpoint_error({.what = what, .where = where, .fix = std::string(advice)});
 }
 
 // The state of an object: its attributes by name, or a tuple of them.
@@ -205,7 +208,7 @@ ChunkGrid grid_of(const DistTensor& tensor, const std::string& name, const std::
 }
 
 DistMetadata parse_dist_metadata(std::string_view text, const std::string& where) {
-  return MetadataReader(parse_pickle(text, where), where).take();
+  return MetadataReader(parse_pickle(text, where, {.fix = advice}), where).take();
 }
 
 }  // namespace teratron

@@ -41,6 +41,9 @@ struct DistMetadata {
 /// names the file. Time and memory are linear in the size of the text.
 DistMetadata parse_dist_metadata(std::string_view text, const std::string& where);
 
+/// The text of such a file. Its tensors are in the order of `order`.
+std::string write_dist_metadata(const DistMetadata& metadata);
+
 /// Where the chunks of a tensor begin, by dimension, and their number.
 struct ChunkGrid {
   std::vector<std::vector<int64_t>> starts;  // sorted; the first is 0

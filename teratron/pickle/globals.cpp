@@ -84,6 +84,13 @@ std::optional<Dtype> storage_dtype(std::string_view name) {
   return std::nullopt;
 }
 
+std::string_view torch_dtype(Dtype dtype) {
+  if (dtype == Dtype::f16) return "float16";
+  if (dtype == Dtype::bf16) return "bfloat16";
+  if (dtype == Dtype::f32) return "float32";
+  throw checkpoint_error({.what = fmt::format("there are no weights of {}", name_of(dtype))});
+}
+
 std::string storage_class(Dtype dtype) {
   for (const auto& [name, known] : storages) {
     if (dtype == known) return "torch\n" + std::string(name.substr(name.find('.') + 1));

@@ -31,5 +31,7 @@ PickleGlobal pickle_global(std::string_view name);
 std::optional<Dtype> storage_dtype(std::string_view name);
 /// Its inverse, on two lines as a pickle names it: "torch\nFloatStorage".
 std::string storage_class(Dtype dtype);
+/// "float32" of the module torch, for dtypes of weights.
+std::string_view torch_dtype(Dtype dtype);
 
 }  // namespace teratron

@@ -19,14 +19,14 @@ namespace teratron {
 /// The program, read from its beginning to its end.
 class PickleStream {
  public:
-  /// `where` names the file in errors, and must outlive the stream.
-  PickleStream(std::string_view stream, const std::string& where) : stream_(stream), where_(where) {}
+  /// `where` names the file in errors, and must outlive the stream, as `fix`, their advice.
+  PickleStream(std::string_view stream, const std::string& where, std::string_view fix)
+      : stream_(stream), where_(where), fix_(fix) {}
 
   [[noreturn]] void fail(const std::string& what) const {
     throw checkpoint_error({.what = what,
                             .where = fmt::format("{}, byte {} of the pickle", where_, at_),
-                            .fix = "Use an undamaged checkpoint that torch.save wrote from tensors, numbers, "
-                                   "texts, lists and dicts"});
+                            .fix = std::string(fix_)});
   }
   std::string_view take(size_t bytes) {
     if (bytes > stream_.size() - at_) fail("the pickle is cut off");
@@ -53,6 +53,7 @@ class PickleStream {
  private:
   std::string_view stream_;
   const std::string& where_;
+  std::string_view fix_;
   size_t at_ = 0;
 };
 
@@ -62,8 +63,8 @@ class PickleStack {
   using Kind = PickleValue::Kind;
   using Items = std::span<PickleValue* const>;
 
-  PickleStack(const PickleStream& stream, const PickleLimits& limits)
-      : stream_(stream), limit_(limits.bytes + stream.size()) {}
+  PickleStack(const PickleStream& stream, const PickleOptions& options)
+      : stream_(stream), limit_(options.most_bytes + stream.size()) {}
 
   /// Counts memory before it is allocated.
   void charge(size_t bytes) {

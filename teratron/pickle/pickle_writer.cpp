@@ -44,8 +44,24 @@ void PickleWriter::begin(PickledDict kind) {
   } else if (kind == PickledDict::ordered) {
     text_ += "ccollections\nOrderedDict\n)R";
   } else {
-    text_ += "cargparse\nNamespace\n)\x81}";
+    object("argparse", "Namespace");
+    text_ += '}';
   }
+  text_ += '(';
+}
+
+void PickleWriter::object(std::string_view module, std::string_view name) {
+  global(module, name);
+  text_ += ")\x81";
+}
+
+void PickleWriter::begin_object(std::string_view module, std::string_view name) {
+  object(module, name);
+  text_ += "}(";
+}
+
+void PickleWriter::begin_call(std::string_view module, std::string_view name) {
+  global(module, name);
   text_ += '(';
 }
 

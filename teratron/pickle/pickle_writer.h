@@ -26,9 +26,24 @@ class PickleWriter {
   /// Between them: key, value, key, value...
   void begin(PickledDict kind);
   void end(PickledDict kind);
+  /// An object of a class, whose attributes are between them: name, value, name, value...
+  void begin_object(std::string_view module, std::string_view name);
+  void end_object() { text_ += "ub"; }
+  /// What a class or function returns for the arguments between them.
+  void begin_call(std::string_view module, std::string_view name);
+  void end_call() { text_ += "tR"; }
+  /// The last value, an object, takes the tuple between them as its state.
+  void begin_state() { text_ += '('; }
+  void end_state() { text_ += "tb"; }
+  /// An object of a class without a state.
+  void object(std::string_view module, std::string_view name);
   /// Between them: values.
   void begin_list() { text_ += "]("; }
   void end_list() { text_ += 'e'; }
+
+  /// Between them: values.
+  void begin_tuple() { text_ += '('; }
+  void end_tuple() { text_ += 't'; }
 
   /// A tensor in a new storage, whose key is its number.
   void tensor(Dtype dtype, const std::vector<int64_t>& shape);

@@ -61,8 +61,8 @@ class Walk {
 /// One run over a stream.
 class PickleMachine {
  public:
-  PickleMachine(std::string_view stream, const std::string& where, const PickleLimits& limits)
-      : stream_(stream, where), stack_(stream_, limits), depth_(limits.depth) {}
+  PickleMachine(std::string_view stream, const std::string& where, const PickleOptions& options)
+      : stream_(stream, where, options.fix), stack_(stream_, options), depth_(options.depth) {}
 
   Pickle run() {
     while (!step(static_cast<unsigned char>(stream_.take(1)[0]))) {
@@ -313,8 +313,8 @@ bool PickleMachine::step(unsigned char operation) {
 
 }  // namespace
 
-Pickle parse_pickle(std::string_view stream, const std::string& where, const PickleLimits& limits) {
-  return PickleMachine(stream, where, limits).run();
+Pickle parse_pickle(std::string_view stream, const std::string& where, const PickleOptions& options) {
+  return PickleMachine(stream, where, options).run();
 }
 
 }  // namespace teratron

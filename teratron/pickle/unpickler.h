@@ -14,13 +14,16 @@
 
 namespace teratron {
 
-struct PickleLimits {
-  size_t bytes = size_t{40} << 20;  // of the values, beyond as many as the stream has
+struct PickleOptions {
+  size_t most_bytes = size_t{40} << 20;  // of the values, beyond as many as the stream has
   size_t depth = 200;
+  /// The advice in errors.
+  std::string_view fix =
+      "Use an undamaged checkpoint that torch.save wrote from tensors, numbers, texts, lists and dicts";
 };
 
 /// The pickle at the beginning of `stream`, which must outlive it; UserError(checkpoint) if it is invalid, or
 /// holds what is not allowed. `where` names the file in errors.
-Pickle parse_pickle(std::string_view stream, const std::string& where, const PickleLimits& limits = {});
+Pickle parse_pickle(std::string_view stream, const std::string& where, const PickleOptions& options = {});
 
 }  // namespace teratron

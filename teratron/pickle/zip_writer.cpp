@@ -28,14 +28,14 @@ std::string extra_field(uint64_t id, const std::string& contents) {
 }  // namespace
 
 ZipWriter::ZipWriter(const std::filesystem::path& path, int64_t most)
-    : file_(File::create(path, ExitCode::checkpoint)), most_(most) {}
+    : own_(File::create(path, ExitCode::checkpoint)), file_(&*own_), most_(most) {}
 
 std::string ZipWriter::size32(int64_t value) const {
   return little_endian(value > most_ ? in_zip64 : static_cast<uint64_t>(value), 4);
 }
 
 void ZipWriter::write(std::string_view text) {
-  file_.write(text);
+  file_->write(text);
   at_ += static_cast<int64_t>(text.size());
 }
 
@@ -59,7 +59,7 @@ void ZipWriter::append(const void* data, int64_t bytes) {
   Entry& entry = entries_.back();
   entry.crc =
       static_cast<uint32_t>(crc32_z(entry.crc, static_cast<const Bytef*>(data), static_cast<size_t>(bytes)));
-  file_.write(data, bytes);
+  file_->write(data, bytes);
   at_ += bytes;
   left_ -= bytes;
 }
@@ -109,8 +109,9 @@ void ZipWriter::finish() {
   const auto count16 = little_endian(static_cast<uint64_t>(std::min(count, most_entries)), 2);
   write("PK\5\6" + little_endian(0, 4) + count16 + count16 + size32(bytes) + size32(begin) +
         little_endian(0, 2));
-  file_.sync();
-  file_.close();
+  if (!own_) return;
+  own_->sync();
+  own_->close();
 }
 
 }  // namespace teratron

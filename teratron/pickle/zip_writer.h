@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,8 @@ class ZipWriter {
 
   /// Creates the file, which must not exist. Sizes and offsets beyond `most` are zip64's.
   explicit ZipWriter(const std::filesystem::path& path, int64_t most = most_without_zip64);
+  /// Appends to a file that holds others before it, and that the caller syncs.
+  explicit ZipWriter(File& file) : file_(&file), most_(most_without_zip64) {}
 
   void begin(const std::string& name, int64_t bytes);
   /// The next bytes of the entry.
@@ -29,6 +32,8 @@ class ZipWriter {
   void add(const std::string& name, std::string_view contents);
   /// Writes the directory and syncs. Without it the file is not a zip file.
   void finish();
+  /// Written so far.
+  int64_t bytes() const { return at_; }
 
  private:
   struct Entry {
@@ -41,7 +46,8 @@ class ZipWriter {
   std::string directory() const;
   std::string size32(int64_t value) const;
 
-  File file_;
+  std::optional<File> own_;
+  File* file_;
   int64_t most_;
   int64_t at_ = 0;
   int64_t left_ = 0;  // of the entry

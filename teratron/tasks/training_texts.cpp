@@ -60,7 +60,8 @@ std::vector<Prompt> prompts_of(const nlohmann::json& requests, const Trainer& tr
   reader.defaults.sampling.seed = static_cast<uint64_t>(trainer.args().seed);
   reader.defaults.stop.tokens = end_tokens(tokenizer_options(trainer.args()), tokenizer);
   if (trainer.model().source) {
-    if (const int32_t end = use_encoder_rules(reader); end >= 0) add_end(end, reader.defaults.stop.tokens);
+    const int32_t end = use_encoder_rules(reader, /*configured=*/{});  // as training samples begin
+    if (end >= 0) add_end(end, reader.defaults.stop.tokens);
   }
   std::vector<Prompt> prompts;
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -71,7 +72,7 @@ std::vector<Prompt> prompts_of(const nlohmann::json& requests, const Trainer& tr
                                                  : tokenizer.decode(prompt.request.prompt);
     const RequestLimits limits{.vocabulary = trainer.model().vocabulary,
                                .max_positions = trainer.model().max_positions,
-                               .max_rows = max_texts_at_once,
+                               .max_rows = most_request_rows,
                                .max_tokens = std::numeric_limits<int64_t>::max(),
                                .has_tokenizer = true,
                                .has_source = trainer.model().source.has_value()};
@@ -125,19 +126,20 @@ class TrainingTexts {
  private:
   // One engine for each time: between them it holds no memory.
   std::vector<SampleText> texts() {
-    int64_t longest = 1, longest_source = 1, rows = 0;
+    int64_t longest = 1, longest_source = 1, rows = 0, widest = 1;
     for (const Prompt& prompt : prompts_) {
       const GenerationRequest& request = prompt.request;
       const auto length = static_cast<int64_t>(request.prompt.size()) + request.max_new_tokens;
       longest = std::max(longest, length);
       longest_source = std::max(longest_source, static_cast<int64_t>(request.source.size()));
       rows += std::max(request.choices, request.beams.width);
+      widest = std::max({widest, request.choices, request.beams.width});
     }
     const Tokenizer& tokenizer = trainer_.tokenizer();
     Engine engine(model_,
                   {.tokenizer = &tokenizer,
                    .newlines = newline_tokens(tokenizer),
-                   .max_rows = std::min(rows, max_texts_at_once),
+                   .max_rows = std::max(widest, std::min(rows, max_texts_at_once)),
                    .longest = longest,
                    .longest_source = longest_source},
                   ranks_);

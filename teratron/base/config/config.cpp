@@ -71,11 +71,22 @@ std::optional<bool> is_switched_on(const CompatFlag& flag, const RawOption& opti
   return std::nullopt;
 }
 
+// Whether the program that has the flag would take its value.
+bool is_chosen(const CompatFlag& flag, const RawOption& option, ParseResult& result) {
+  if (flag.choices.empty()) return true;
+  const Field choice{.name = flag.flag, .type = FieldType::string, .traits = {.choices = flag.choices}};
+  Problem problem{.where = value_position(option)};
+  if (!std::holds_alternative<std::monostate>(parse_value(choice, option.values, problem))) return true;
+  result.problems.push_back(std::move(problem));
+  return false;
+}
+
 void add_compat_flag(const Schema& schema, const CompatFlag& flag, const RawOption& option,
                      ParseResult& result) {
   if (!is_switched_on(flag, option, result).value_or(false)) return;
   if (flag.arity == 1 && option.values.size() != 1)
     return reject(result, fmt::format("{} needs one value", flag.flag), option.where, "Give one");
+  if (!is_chosen(flag, option, result)) return;
   if (flag.verdict == CompatFlag::Verdict::alias) return expand_alias(schema, flag, option, result);
   if (flag.verdict == CompatFlag::Verdict::no_op)
     return result.notices.push_back(fmt::format("{} has no effect: {}", flag.flag, flag.text));

@@ -117,7 +117,8 @@ struct CompatFlag {
   int arity = 0;          // number of values; -1: any
   Verdict verdict = Verdict::no_op;
   std::string_view since = {};
-  std::string_view text = {};  // alias: "name=value name=$1", else the reason
+  std::string_view text = {};     // alias: "name=value name=$1", else the reason
+  std::string_view choices = {};  // values that the program takes, "a|b"; empty: any
 };
 
 /// A flag of another program that is typed by habit.

@@ -110,7 +110,6 @@ int eval_command(std::span<const std::string> args, const Registry& registry) {
   if (!parsed.args.data) {
     throw config_error({.what = "no data are given", .where = "--data", .fix = "Name a file of JSON lines"});
   }
-  reject_megatron(parsed.args.load, "--load");
   check_output(parsed.args.json, "--json");
   check_output(parsed.args.predictions, "--predictions");
   run_replicas(parsed, [&](const Mesh& mesh) { evaluate_lines(parsed, registry, mesh); });

@@ -3,7 +3,6 @@
 #include <filesystem>
 
 #include "teratron/base/file.h"
-#include "teratron/cli/ckpt/checkpoint_format.h"
 
 namespace teratron {
 
@@ -18,22 +17,6 @@ void check_output(const std::optional<std::string>& path, const char* flag) {
   throw config_error({.what = fmt::format("there is no folder {}", folder.string()),
                       .where = fmt::format("{} {}", flag, *path),
                       .fix = "Create it, or name another file"});
-}
-
-void reject_megatron(const std::optional<std::string>& folder, const char* flag) {
-  std::error_code ignored;
-  if (!folder || !std::filesystem::exists(*folder, ignored)) return;
-  try {
-    if (checkpoint_format(*folder) != CheckpointFormat::megatron) return;
-  } catch (const UserError&) {
-    return;  // of an unknown format, or empty: loading says what is wrong
-  }
-  throw checkpoint_error(
-      {.what = "the folder holds a checkpoint of Megatron-LM",
-       .where = fmt::format("{} {}", flag, *folder),
-       .fix = fmt::format(
-           "Convert it once: teratron ckpt convert --from-megatron {} --save NEW, then use {} NEW", *folder,
-           flag)});
 }
 
 void write_figures(const std::optional<std::string>& path, const nlohmann::ordered_json& figures) {

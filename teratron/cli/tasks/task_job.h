@@ -9,9 +9,6 @@ namespace teratron {
 /// UserError(config) if a file of this name cannot be written: before a model is loaded.
 void check_output(const std::optional<std::string>& path, const char* flag);
 
-/// UserError(checkpoint), with the command that converts it, for a folder of Megatron-LM.
-void reject_megatron(const std::optional<std::string>& folder, const char* flag);
-
 /// Writes an object, indented, or nothing without a path.
 void write_figures(const std::optional<std::string>& path, const nlohmann::ordered_json& figures);
 /// Writes a line for each value.

@@ -132,8 +132,6 @@ int tasks_command(std::span<const std::string> args) {
     print_line(tasks_help(fields));
     return 0;
   }
-  reject_megatron(parsed.args.load, "--load");
-  reject_megatron(parsed.args.pretrained_checkpoint, "--pretrained-checkpoint");
   check_output(parsed.args.json, "--json");
   check_output(parsed.args.predictions, "--predictions");
   if (const FinetuneTask* const task = find_finetune_task(parsed.args.task.value_or("")))

@@ -1,5 +1,8 @@
 #include "teratron/data/indexed/binary_file.h"
 
+#include <algorithm>
+#include <vector>
+
 #include <sys/stat.h>
 
 #include "teratron/base/error.h"
@@ -19,6 +22,14 @@ BinaryReader::BinaryReader(const std::string& path) : file_(File::open(path, Exi
   }
   size_ = file_.size();
   modified_ns_ = static_cast<int64_t>(status.st_mtim.tv_sec) * 1000000000 + status.st_mtim.tv_nsec;
+}
+
+void BinaryReader::warm_up() const {
+  std::vector<std::byte> part(kBufferBytes);
+  for (int64_t done = 0; done < size_; done += static_cast<int64_t>(part.size())) {
+    part.resize(static_cast<size_t>(std::min<int64_t>(kBufferBytes, size_ - done)));
+    read_values(done, std::span(part));
+  }
 }
 
 BinaryWriter::BinaryWriter(const std::string& path) : path_(path), file_(path, ExitCode::data) {

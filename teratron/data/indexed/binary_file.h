@@ -22,6 +22,9 @@ class BinaryReader {
   int64_t size() const { return size_; }
   int64_t modified_ns() const { return modified_ns_; }
 
+  /// Reads the whole file, so that the system keeps it in memory as far as it has room.
+  void warm_up() const;
+
   template <typename T>
   void read_values(int64_t offset, std::span<T> to) const {
     file_.read(to.data(), static_cast<int64_t>(to.size_bytes()), offset);

@@ -10,6 +10,8 @@
 #include "teratron/ckpt/directory.h"
 #include "teratron/comm/collective_errors.h"
 #include "teratron/generate/json/request_json.h"
+#include "teratron/megatron/checkpoint.h"
+#include "teratron/megatron/checkpoint_format.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/tasks/finetune/task_scores.h"
 #include "teratron/tokenizer/build_tokenizer.h"
@@ -81,6 +83,16 @@ class EpochRecord {
   bool writes_;
   std::vector<ordered_json> epochs_;
 };
+
+// Whether the checkpoint in a folder or file has the weight; nullopt if there is none.
+std::optional<bool> holds_weight(const std::string& source, const std::string& name) {
+  const std::optional<CheckpointFormat> format = recognized_format(source);
+  if (format == CheckpointFormat::megatron)
+    return open_megatron_checkpoint(source, std::nullopt, false)->source().shapes.contains(name);
+  const std::vector<fs::path> checkpoints = list_checkpoints(source);
+  if (checkpoints.empty()) return std::nullopt;
+  return open_checkpoint(checkpoints.front()).tensors.contains(name);
+}
 
 class FinetuneRun {
  public:
@@ -234,12 +246,11 @@ class FinetuneRun {
 
   void warn_of_missing_head() const {
     if (!loop_->trainer().is_last_rank() || loop_->state().iteration > 0) return;
-    for (const auto& folder : {args_.load, args_.pretrained_checkpoint}) {
-      if (!folder) continue;
-      const std::vector<fs::path> checkpoints = list_checkpoints(*folder);
-      if (checkpoints.empty()) continue;
-      if (open_checkpoint(checkpoints.front()).tensors.contains(std::string(task_.head()) + ".weight"))
-        return;
+    for (const auto& source : {args_.load, args_.pretrained_checkpoint}) {
+      if (!source) continue;
+      const std::optional<bool> found = holds_weight(*source, std::string(task_.head()) + ".weight");
+      if (!found) continue;
+      if (*found) return;
       print("***WARNING*** could not find {} in the checkpoint, initializing to random", task_.head());
       return;
     }
