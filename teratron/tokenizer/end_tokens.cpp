@@ -28,6 +28,22 @@ std::vector<int32_t> ids_of(const nlohmann::json& config, const char* key, const
   return ids;
 }
 
+std::optional<int32_t> id_of(const nlohmann::json& config, const char* key, const std::string& where) {
+  const std::vector<int32_t> ids = ids_of(config, key, where);
+  return ids.empty() ? std::nullopt : std::optional(ids.front());
+}
+
+// transformers takes a list as one id for each text of a batch.
+std::optional<int32_t> start_of(const nlohmann::json& config, const std::string& where) {
+  const std::vector<int32_t> ids = ids_of(config, "decoder_start_token_id", where);
+  if (ids.size() > 1) {
+    throw data_error({.what = "decoder_start_token_id has several ids, but all decoders begin alike",
+                      .where = where,
+                      .fix = "Leave one of them"});
+  }
+  return ids.empty() ? id_of(config, "bos_token_id", where) : ids.front();
+}
+
 std::optional<nlohmann::json> object_of(const fs::path& file) {
   std::error_code ignored;
   if (!fs::is_regular_file(file, ignored)) return std::nullopt;
@@ -45,11 +61,14 @@ ConfiguredTokens configured_tokens(const fs::path& folder) {
   const fs::path model = folder / "config.json", generation = folder / "generation_config.json";
   if (const auto config = object_of(model)) {
     tokens.eos = tokens.ends = ids_of(*config, "eos_token_id", model.string());
-    const std::vector<int32_t> bos = ids_of(*config, "bos_token_id", model.string());
-    if (!bos.empty()) tokens.bos = bos.front();
+    tokens.bos = id_of(*config, "bos_token_id", model.string());
+    tokens.pad = id_of(*config, "pad_token_id", model.string());
+    tokens.decoder_start = start_of(*config, model.string());
   }
-  if (const auto config = object_of(generation))
+  if (const auto config = object_of(generation)) {
     tokens.ends = ids_of(*config, "eos_token_id", generation.string());
+    if (const auto start = start_of(*config, generation.string())) tokens.decoder_start = start;
+  }
   return tokens;
 }
 
@@ -61,20 +80,24 @@ constexpr const char* kSettings = "hf_special_tokens";
 
 void save_configured_tokens(const ConfiguredTokens& tokens, nlohmann::json& settings) {
   if (tokens.empty()) return;
-  settings[kSettings] = {{"ends", tokens.ends}, {"eos_token_id", tokens.eos}, {"bos_token_id", nullptr}};
-  if (tokens.bos) settings[kSettings]["bos_token_id"] = *tokens.bos;
+  nlohmann::json& saved = settings[kSettings] = {{"ends", tokens.ends}, {"eos_token_id", tokens.eos}};
+  const auto set = [&saved](const char* key, const std::optional<int32_t>& id) {
+    saved[key] = id ? nlohmann::json(*id) : nlohmann::json();
+  };
+  set("bos_token_id", tokens.bos);
+  set("pad_token_id", tokens.pad);
+  set("decoder_start_token_id", tokens.decoder_start);
 }
 
 ConfiguredTokens saved_configured_tokens(const std::string& settings) {
   const auto all = nlohmann::json::parse(settings, nullptr, /*allow_exceptions=*/false);
   const auto found = all.is_object() ? all.find(kSettings) : all.end();
-  ConfiguredTokens tokens;
-  if (found == all.end() || !found->is_object()) return tokens;
-  tokens.ends = ids_of(*found, "ends", kSettings);
-  tokens.eos = ids_of(*found, "eos_token_id", kSettings);
-  const std::vector<int32_t> bos = ids_of(*found, "bos_token_id", kSettings);
-  if (!bos.empty()) tokens.bos = bos.front();
-  return tokens;
+  if (found == all.end() || !found->is_object()) return {};
+  return {.ends = ids_of(*found, "ends", kSettings),
+          .eos = ids_of(*found, "eos_token_id", kSettings),
+          .bos = id_of(*found, "bos_token_id", kSettings),
+          .pad = id_of(*found, "pad_token_id", kSettings),
+          .decoder_start = id_of(*found, "decoder_start_token_id", kSettings)};
 }
 
 fs::path tokenizer_folder(const TokenizerOptions& options) {

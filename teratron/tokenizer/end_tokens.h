@@ -17,8 +17,11 @@ struct ConfiguredTokens {
   std::vector<int32_t> ends;   // eos_token_id of generation_config.json; without such a file, of config.json
   std::vector<int32_t> eos;    // of config.json
   std::optional<int32_t> bos;  // of config.json
+  std::optional<int32_t> pad;  // of config.json
+  /// decoder_start_token_id, else bos_token_id: of generation_config.json, else of config.json.
+  std::optional<int32_t> decoder_start;
 
-  bool empty() const { return ends.empty() && eos.empty() && !bos; }
+  bool empty() const { return ends.empty() && eos.empty() && !bos && !pad && !decoder_start; }
 };
 
 /// From the files in a folder; empty if there are none. UserError(data) for what is not an id.

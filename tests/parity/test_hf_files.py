@@ -91,3 +91,36 @@ def test_more_experts_for_a_token_than_there_are(tmp_path):
                     ["logits", "--hf", tmp_path / "in", "--input", tmp_path / "ids.txt", "--output", tmp_path / "out.safetensors"]):
         said = run(*command, code=2)
         assert str(file) in said and "'num_experts_per_tok' = 9 is more than 'num_local_experts' = 4" in said
+
+
+@pytest.mark.parametrize("size, files", [("5GB", 1), ("40KB", 2)])
+def test_files_of_torch_save_are_written(size, files, tmp_path):
+    """--format bin: transformers and torch.load(weights_only) read the bits that safetensors have."""
+    model = random_model("qwen2")
+    model.save_pretrained(tmp_path / "in")
+    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
+    run("ckpt", "convert", "--load", tmp_path / "ckpt", "--to-hf", tmp_path / "out", "--format", "bin", "--max-shard-size", size)
+    written = sorted(path.name for path in (tmp_path / "out").iterdir() if path.suffix == ".bin")
+    assert not list((tmp_path / "out").glob("*.safetensors")) and (len(written) >= files if files > 1 else written == ["pytorch_model.bin"])
+    index = tmp_path / "out" / "pytorch_model.bin.index.json"
+    assert index.exists() == (files > 1)
+    if files > 1:
+        weight_map = json.loads(index.read_text())["weight_map"]
+        assert sorted(set(weight_map.values())) == written
+    state = {name: tensor for file in written for name, tensor in torch.load(tmp_path / "out" / file, weights_only=True).items()}
+    assert_same(state, load_file(tmp_path / "in" / "model.safetensors"))
+    assert_same(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").state_dict(), model.state_dict())
+    run("ckpt", "convert", "--from-hf", tmp_path / "out", "--save", tmp_path / "again")
+    assert_same(checkpoint_tensors(tmp_path / "again"), checkpoint_tensors(tmp_path / "ckpt"))
+    assert "--format has no effect" in run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "x", "--format", "bin")
+
+
+def test_the_flags_that_a_conversion_prints_make_its_model(tmp_path):
+    """Without a tokenizer ids are the text, and the end of a document is one of the rows."""
+    random_model("gpt2").save_pretrained(tmp_path / "in")
+    said = run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
+    flags = next(line for line in said.splitlines() if "it with --load" in line).partition(" it with ")[2].split()
+    assert flags[flags.index("--vocab-size") + 1] == "100"
+    out = run("pretrain", "gpt", *flags, "--mock-data", "--seq-length", 16, "--micro-batch-size", 1, "--train-iters", 1, "--lr", 1e-3,
+              "--eval-iters", 0, "--device", "cpu")
+    assert "padded vocab (size: 101)" in out and "lm loss" in out

@@ -91,14 +91,15 @@ def test_every_layout_gets_its_shards(name, layout, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("name", ["gpt2", "llama3-rope", "qwen2", "gemma"])
-def test_logits_straight_from_a_folder(name, ranks, tmp_path):
+@pytest.mark.parametrize("name, ranks, layout", [
+    *[(name, ranks, []) for name in ("gpt2", "llama3-rope", "qwen2", "gemma") for ranks in (1, 2)],
+    ("gpt2", 2, ["--pp", 2]), ("qwen2", 4, ["--pp", 2, "--tp", 2]), ("llama3-rope", 4, ["--pp", 2, "--cp", 2])])
+def test_logits_straight_from_a_folder(name, ranks, layout, tmp_path):
     model = random_model(name)
     model.save_pretrained(tmp_path / "in", max_shard_size="50KB")
     ids = torch.arange(17) * 7 % 101
     (tmp_path / "ids.txt").write_text(" ".join(map(str, ids.tolist())) + "\n")
-    flags = ["logits", "--hf", tmp_path / "in", "--input", tmp_path / "ids.txt", "--output", tmp_path / "o.safetensors"]
+    flags = ["logits", "--hf", tmp_path / "in", "--input", tmp_path / "ids.txt", "--output", tmp_path / "o.safetensors", *layout]
     run(*flags) if ranks == 1 else launch(ranks, *flags)
     got = load_file(tmp_path / "o.safetensors")["logits.0"]
     with torch.no_grad():

@@ -156,8 +156,11 @@ def test_epochs_evaluation_and_resume(data, tmp_path):
     command = ["--sft", "--hf", folder / "in", "--train-data-path", folder / "chats.jsonl", "--valid-data-path", tmp_path / "valid.jsonl",
                "--seq-length", LENGTH, "--micro-batch-size", 1, "--global-batch-size", 2, "--num-train-epochs", 3, "--lr", "1e-2",
                "--chat-template", "chatml", "--device", "cpu", "--log-interval", 1, "--eval-iters", 1]
-    said = run("pretrain", "gpt", *command, "--hf-out", tmp_path / "whole")
+    said = run("pretrain", "gpt", *command, "--hf-out", tmp_path / "whole", "--run-dir", tmp_path / "run")
     assert MINIMISED in said
+    (started,) = [event for event in map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) if event["type"] == "run"]
+    assert "minimised: the mean of its micro-batches' means" in started["facts"]["loss"]
+    assert "minimised: the mean of its micro-batches' means" in (tmp_path / "run" / "report.html").read_text()
     epochs = re.findall(r"epoch (\d): perplexity: ([0-9.]+) eval_loss: ([0-9.]+)", said)
     assert [epoch for epoch, _, _ in epochs] == ["0", "1", "2"], said
     losses = [float(loss) for _, _, loss in epochs]

@@ -48,8 +48,8 @@ TEST(TrainBpe, WritesFilesThatBothTokenizersReadAlike) {
       "the cat sat on the mat, the dog sat on the log: caf\u00e9 \u65e5\u672c\n\n the end";
   const TrainedBpe bpe =
       train_bpe(source_of({text, text}), {.vocab_size = 280, .special_tokens = {"<|endoftext|>", "<pad>"}});
-  write_bpe(bpe, folder.path() + "/new/folder");
-  const std::string at = folder.path() + "/new/folder/";
+  write_bpe(bpe, folder / "new/folder");
+  const std::string at = folder / "new/folder/";
   const auto gpt2 = build_tokenizer({.type = "GPT2BPETokenizer",
                                      .vocab_file = at + "vocab.json",
                                      .merge_file = at + "merges.txt",

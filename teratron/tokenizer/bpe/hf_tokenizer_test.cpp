@@ -80,7 +80,7 @@ TEST_F(HuggingFace, PutsTheTemplateAround) {
      {"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {"<eos>": {"id": "<eos>", "ids": [300], "tokens": ["<eos>"]}}}]})");
   EXPECT_EQ(encode(*build(tokenizer), "ab"), (Ids{300, 256}));
   const auto bare = build_tokenizer({.type = "HuggingFaceTokenizer",
-                                     .tokenizer_model = folder_.path() + "/tokenizer.json",
+                                     .tokenizer_model = folder_ / "tokenizer.json",
                                      .include_special_tokens = false});
   EXPECT_EQ(encode(*bare, "ab"), Ids{256});
   auto& single = tokenizer["post_processor"]["processors"][1];

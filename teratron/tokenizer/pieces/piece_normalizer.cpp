@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "teratron/tokenizer/unicode/graphemes.h"
+
 namespace teratron {
 
 namespace {
@@ -12,30 +14,8 @@ bool is_space(uint32_t code) {
 
 // ---- Precompiled ----
 
-// \X of PCRE2, whose Unicode 14 lacks characters that extend clusters since then (until Unicode 17), and
-// which ends clusters after flags. Nothing extends controls, formats among them.
-constexpr const char* kClusters =
-    R"((?![\p{Cc}\p{Zl}\p{Zp}]|(?![\x{200c}\x{200d}\x{600}-\x{605}\x{6dd}\x{70f}\x{890}\x{891})"
-    R"(\x{8e2}\x{110bd}\x{110cd}\x{e0020}-\x{e007f}])\p{Cf})\X[\p{Mn}\p{Me}\x{200d}\x{897})"
-    R"(\x{cf3}\x{ece}\x{1acf}-\x{1add}\x{1ae0}-\x{1aeb}\x{10d69}-\x{10d6d}\x{10efa}-\x{10eff})"
-    R"(\x{11241}\x{113b8}-\x{113c0}\x{113c2}\x{113c5}\x{113c7}-\x{113ca}\x{113cc}-\x{113d0})"
-    R"(\x{113d2}\x{113e1}-\x{113e2}\x{11b60}-\x{11b67}\x{11f00}-\x{11f01}\x{11f03}\x{11f34}-)"
-    R"(\x{11f3a}\x{11f3e}-\x{11f42}\x{11f5a}\x{13440}\x{13447}-\x{13455}\x{1611e}-\x{1612f})"
-    R"(\x{1e08f}\x{1e4ec}-\x{1e4ef}\x{1e5ee}-\x{1e5ef}\x{1e6e3}\x{1e6e6}\x{1e6ee}-\x{1e6ef})"
-    R"(\x{1e6f5}]*|\X)";
-
 int64_t characters_in(std::string_view text) {
   return std::ranges::count_if(text, [](char c) { return (static_cast<uint8_t>(c) & 0xc0) != 0x80; });
-}
-
-// ASCII characters from `at` on that are single clusters: their neighbours are ASCII, too, and no CR.
-size_t simple_characters(std::string_view text, size_t at) {
-  const auto plain = [&](size_t i) {
-    return i >= text.size() || (static_cast<uint8_t>(text[i]) < 0x80 && text[i] != '\r');
-  };
-  size_t end = at;
-  while (end < text.size() && plain(end) && plain(end + 1) && (end == 0 || plain(end - 1))) ++end;
-  return end - at;
 }
 
 class PrecompiledRules {
@@ -44,16 +24,9 @@ class PrecompiledRules {
 
   std::vector<unicode::Change> apply(std::string_view text) {
     for (size_t at = 0; at < text.size();) {
-      if (const size_t simple = simple_characters(text, at); simple > 0) {
-        for (const char& c : text.substr(at, simple)) cluster({&c, 1});
-        at += simple;
-        continue;
-      }
-      size_t end = at + 1;
-      while (end < text.size() && simple_characters(text, end) == 0) ++end;
-      for (const Regex::Piece& piece : step_.clusters->find_all(text.substr(at, end - at)))
-        cluster(piece.text);
-      at = end;
+      const std::string_view next = text.substr(at, unicode::cluster_bytes(text.substr(at)));
+      cluster(next);
+      at += next.size();
     }
     return std::move(changes_);
   }
@@ -174,8 +147,7 @@ void split_at(const SplitStep& step, NormalizedView text, const std::function<vo
 }  // namespace
 
 PrecompiledStep precompiled_step(const std::string& charsmap, const std::string& where) {
-  return {std::make_shared<CharsMap>(charsmap, where),
-          std::make_shared<Regex>(kClusters, where, RegexSyntax::pcre2)};
+  return {std::make_shared<CharsMap>(charsmap, where)};
 }
 
 NormalizedString apply_step(const NormalizerStep& step, NormalizedView text) {

@@ -18,7 +18,6 @@ namespace teratron {
 /// character: the shortest key at its beginning replaces all of it.
 struct PrecompiledStep {
   std::shared_ptr<const CharsMap> map;
-  std::shared_ptr<const Regex> clusters;
 };
 /// The rules of this map. UserError(data) at `where` as CharsMap.
 PrecompiledStep precompiled_step(const std::string& charsmap, const std::string& where);

@@ -167,7 +167,8 @@ std::optional<CodeSet> PatternReader::escaped_set(bool in_class) {
 }
 
 uint32_t PatternReader::hexadecimal(int most_digits) {
-  const bool braces = take_if('{');
+  // Oniguruma has no \u{...}.
+  const bool braces = (most_digits == 2 || syntax_ == RegexSyntax::rust) && take_if('{');
   uint32_t code = 0;
   int digits = 0;
   while (!at_end() && digits < (braces ? 8 : most_digits)) {

@@ -47,7 +47,7 @@ WRITTEN = [
 ]
 REFUSED = {r"(a)\1": r"\1", r"a\Kb": r"\K", r"\X": r"\X", r"\p{Script=Han}": "Script=Han", r"(?i:ss)": "'ss'", r"(?i:ß)": "'ss'", r"(?i:[\p{Lu}])": "'ss'",
            r"(?~ab)": "(?~", r"\G": r"\G", r"[[:foo:]]": "[:foo:]", r"[\w-x]": "range", r"(?(1)a|b)": "(?(", r"a{3,2}": "interval",
-           r"\Qa\E": r"\Q", r"\k<a>": r"\k", r"(?W:\w)": "(?W", r"\y": r"\y", "(a": "(", "a)": ")", r"\p{Nope}": "Nope", "*": "quantifier"}
+           r"\Qa\E": r"\Q", r"\k<a>": r"\k", r"(?W:\w)": "(?W", r"\y": r"\y", r"\u{e9}": "escape", "(a": "(", "a)": ")", r"\p{Nope}": "Nope", "*": "quantifier"}
 BEHAVIORS = ["isolated", "removed", "merged_with_previous", "merged_with_next", "contiguous"]
 
 
