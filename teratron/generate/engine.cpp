@@ -4,7 +4,6 @@
 
 #include "teratron/base/fault_point.h"
 #include "teratron/base/log.h"
-#include "teratron/generate/engine_memory.h"
 #include "teratron/generate/engine_state.h"
 
 namespace teratron {
@@ -30,75 +29,61 @@ EngineSettings with_defaults(EngineSettings settings, const LanguageModel& model
 
 Engine::Engine(const LanguageModel& model, const EngineSettings& settings, HostGroup& ranks)
     : model_(model),
+      ranks_(ranks),
       settings_(with_defaults(settings, model)),
-      rules_(settings.newlines, settings.tokenizer),
-      slots_(settings_.max_rows + 1) {
-  const int64_t longest_source = model.source ? std::min(settings_.longest_source, model.max_positions) : 0;
-  const StateNeeds needs = state_needs(model);
-  const int64_t pages =
-      choose_pages({.bytes_per_page = std::max<int64_t>(needs.per_token, 1) * settings_.page_size,
-                    .bytes_of_slots = needs.per_sequence * slots_.pages(),
-                    .page_size = settings_.page_size,
-                    .rows = settings_.max_rows,
-                    .longest = settings_.longest + longest_source,
-                    .cache_bytes = settings_.cache_bytes,
-                    .device = model.device},
-                   ranks);
-  pool_.emplace(pages);
+      rules_(settings.newlines, settings.tokenizer) {
+  const bool widens = settings.max_rows == 0;
+  const int64_t rows = widens ? std::max(most_request_rows, settings_.max_rows) : settings_.max_rows;
+  const int64_t most_pages = widens ? fitting_pages(cache_of(rows), ranks) : 0;
+  allocate(settings_.max_rows);
   limits_ = {.vocabulary = model.vocabulary,
              .max_positions = model.max_positions,
-             .max_rows = settings_.max_rows,
-             .max_tokens = (pages - 1) * settings_.page_size,
+             .max_rows = rows,
+             .max_tokens = (std::max(most_pages, pool_->pages()) - 1) * settings_.page_size,
              .has_tokenizer = settings_.tokenizer != nullptr,
-             .has_source = model.source.has_value()};
-  runner_ = std::make_unique<StageRunner>(
-      model, StageRunner::Options{
-                 .capacity = {.page_size = settings_.page_size, .pages = pages, .slots = slots_.pages()},
-                 .max_rows = settings_.max_rows,
-                 .graphs = settings_.graphs});
+             .has_source = model.source.has_value(),
+             .more_rows = "Raise --inference-max-requests"};
 }
 
 Engine::~Engine() = default;
 
-int64_t Engine::rows_of(const GenerationRequest& request) const {
-  return request.searches() ? request.beams.width : std::min(request.choices, settings_.max_rows);
+CacheRequest Engine::cache_of(int64_t rows) const {
+  const int64_t longest_source = model_.source ? std::min(settings_.longest_source, model_.max_positions) : 0;
+  const StateNeeds needs = state_needs(model_);
+  return {.bytes_per_page = std::max<int64_t>(needs.per_token, 1) * settings_.page_size,
+          .bytes_of_slots = needs.per_sequence * (rows + 1),
+          .page_size = settings_.page_size,
+          .rows = rows,
+          .longest = settings_.longest + longest_source,
+          .cache_bytes = settings_.cache_bytes,
+          .device = model_.device};
 }
 
-int64_t Engine::new_tokens_of(const GenerationRequest& request) const {
-  return std::clamp<int64_t>(limits_.max_positions - static_cast<int64_t>(request.prompt.size()), 0,
-                             request.max_new_tokens);
+void Engine::allocate(int64_t rows) {
+  runner_.reset();
+  const int64_t pages = choose_pages(cache_of(rows), ranks_);
+  pool_.emplace(pages);
+  slots_.emplace(rows + 1);
+  runner_ = std::make_unique<StageRunner>(
+      model_, StageRunner::Options{
+                  .capacity = {.page_size = settings_.page_size, .pages = pages, .slots = slots_->pages()},
+                  .max_rows = rows,
+                  .graphs = settings_.graphs});
+  allocated_rows_ = rows;
 }
 
-int64_t Engine::pages_for(int64_t tokens) const {
-  return (tokens + settings_.page_size - 1) / settings_.page_size;
-}
-
-int64_t Engine::source_pages_of(const GenerationRequest& request) const {
-  return pages_for(static_cast<int64_t>(request.source.size()));
-}
-
-int64_t Engine::pages_of(const GenerationRequest& request) const {
-  const auto prompt = static_cast<int64_t>(request.prompt.size());
-  const int64_t new_tokens = new_tokens_of(request), source = source_pages_of(request);
-  if (request.searches())
-    return source + BeamPages::needed(prompt, new_tokens, request.beams.width, settings_.page_size);
-  // A prompt that is only scored needs no place for its last token.
-  const int64_t cached = request.max_new_tokens > 0 ? prompt + new_tokens : std::max<int64_t>(prompt - 1, 1);
-  return source + request.choices * pages_for(cached);
+RequestNeeds Engine::needs_of(const GenerationRequest& request) const {
+  return teratron::needs_of(request, model_.max_positions, settings_.page_size);
 }
 
 std::vector<Problem> Engine::problems_of(const GenerationRequest& request) const {
   std::vector<Problem> problems = request_problems(request, limits_);
-  if (problems.empty() && !request.searches() && request.choices > settings_.max_rows) {
-    problems.push_back({.what = fmt::format("{} answers at once, but at most {} sequences are generated",
-                                            request.choices, settings_.max_rows),
-                        .where = "num_return_sequences",
-                        .fix = "Raise --inference-max-requests"});
-  }
-  if (problems.empty() && pages_of(request) > pool_->pages() - 1) {
+  if (!problems.empty()) return problems;
+  const int64_t tokens = needs_of(request).pages * settings_.page_size;
+  if (tokens > limits_.max_tokens) {
     problems.push_back(
-        {.what = fmt::format("the request needs memory for {} tokens, and there is memory for {}",
-                             pages_of(request) * settings_.page_size, limits_.max_tokens),
+        {.what = fmt::format("the request needs memory for {} tokens, and there is memory for {}", tokens,
+                             limits_.max_tokens),
          .where = "max_new_tokens",
          .fix = "Ask for fewer tokens or answers, or raise --inference-dynamic-batching-buffer-size-gb"});
   }
@@ -108,42 +93,59 @@ std::vector<Problem> Engine::problems_of(const GenerationRequest& request) const
 int64_t Engine::submit(GenerationRequest request) {
   std::vector<Problem> problems = problems_of(request);
   if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
-  request.max_new_tokens = new_tokens_of(request);
+  request.max_new_tokens = new_tokens_of(request, model_.max_positions);
   waiting_.emplace_back(next_id_, std::move(request));
   return next_id_++;
 }
 
+bool Engine::has_room(const RequestNeeds& needs) {
+  if (active_.empty() && (needs.rows > allocated_rows_ || needs.pages > pool_->pages() - 1)) {
+    allocate(std::max(needs.rows, allocated_rows_));
+    if (needs.pages > pool_->pages() - 1) {
+      throw Fault(fmt::format("memory for the states of {} tokens, which was free at the start, is not",
+                              needs.pages * settings_.page_size),
+                  ExitCode::out_of_memory);
+    }
+  }
+  // A wide request is alone: others wait, as it waited for those before it.
+  const bool may_join = active_.empty() || rows_ + needs.rows <= settings_.max_rows;
+  return may_join && needs.pages <= pool_->free_pages();
+}
+
 void Engine::admit() {
   while (!waiting_.empty()) {
-    const GenerationRequest& next = waiting_.front().second;
-    const int64_t rows = rows_of(next), pages = pages_of(next);
-    if (rows_ + rows > settings_.max_rows || pages > pool_->free_pages()) return;
-    auto active = std::make_unique<Active>();
-    active->id = waiting_.front().first;
-    active->request = std::move(waiting_.front().second);
-    active->rows = rows;
+    const RequestNeeds needs = needs_of(waiting_.front().second);
+    if (!has_room(needs)) return;
+    auto [id, request] = std::move(waiting_.front());
     waiting_.pop_front();
-    rows_ += rows;
-    const GenerationRequest& request = active->request;
-    const bool beams = active->has_beams();
-    active->source_pages = pool_->take(source_pages_of(request));
-    const int64_t own_pages = pages - source_pages_of(request);
-    if (beams) {
-      active->beam_pages = BeamPages(pool_->take(own_pages), slots_.take(rows), settings_.page_size);
-      active->hypotheses.emplace(request.beams.width, request.beams.length_penalty);
-      active->scores = {0.0};
-    }
-    for (int64_t i = 0; i < (beams ? 1 : request.choices); ++i) {
-      active->sequences.push_back(
-          {.tokens = request.prompt,
-           .pages =
-               beams ? active->beam_pages.first(active->prompt()) : pool_->take(own_pages / request.choices),
-           .slot = beams ? active->beam_pages.slots().front() : slots_.take(1).front(),
-           .top_p = request.sampling.top_p,
-           .text = rules_.text_of(request)});
-    }
-    active_.push_back(std::move(active));
+    start(id, std::move(request), needs);
   }
+}
+
+void Engine::start(int64_t id, GenerationRequest given, const RequestNeeds& needs) {
+  auto active = std::make_unique<Active>();
+  active->id = id;
+  active->request = std::move(given);
+  active->rows = needs.rows;
+  rows_ += needs.rows;
+  const GenerationRequest& request = active->request;
+  const bool beams = active->has_beams();
+  active->source_pages = pool_->take(needs.source_pages);
+  const int64_t own_pages = needs.pages - needs.source_pages;
+  if (beams) {
+    active->beam_pages = BeamPages(pool_->take(own_pages), slots_->take(needs.rows), settings_.page_size);
+    active->hypotheses.emplace(request.beams.width, request.beams.length_penalty);
+    active->scores = {0.0};
+  }
+  for (int64_t i = 0; i < (beams ? 1 : request.choices); ++i) {
+    active->sequences.push_back({.tokens = request.prompt,
+                                 .pages = beams ? active->beam_pages.first(active->prompt())
+                                                : pool_->take(own_pages / request.choices),
+                                 .slot = beams ? active->beam_pages.slots().front() : slots_->take(1).front(),
+                                 .top_p = request.sampling.top_p,
+                                 .text = rules_.text_of(request)});
+  }
+  active_.push_back(std::move(active));
 }
 
 void Engine::add_row(Plan& plan, Active& active, Sequence& sequence, int64_t tokens) {
@@ -336,7 +338,7 @@ void Engine::finish(Active& active, const char* reason) {
                                 .score = best.score});
     }
     for (const int32_t page : active.beam_pages.all()) pool_->give_back(page);
-    for (const int32_t slot : active.beam_pages.slots()) slots_.give_back(slot);
+    for (const int32_t slot : active.beam_pages.slots()) slots_->give_back(slot);
   }
   for (Sequence& sequence : active.sequences) {
     if (active.has_beams()) break;
@@ -345,7 +347,7 @@ void Engine::finish(Active& active, const char* reason) {
                               .logprobs = std::move(sequence.logprobs),
                               .top = std::move(sequence.top)});
     for (const int32_t page : sequence.pages) pool_->give_back(page);
-    slots_.give_back(sequence.slot);
+    slots_->give_back(sequence.slot);
   }
   for (const int32_t page : active.source_pages) pool_->give_back(page);
   rows_ -= active.rows;

@@ -11,7 +11,8 @@
 // does so for a rank that knows them alone. Not thread-safe.
 //
 // The pages and slots of a request are reserved when it joins: no request ever has to leave because memory is
-// short.
+// short. Unless max_rows is given, a request of more sequences is answered alone, with memory that is
+// allocated then.
 #pragma once
 
 #include <deque>
@@ -20,9 +21,11 @@
 #include <vector>
 
 #include "teratron/comm/ranks/host_group.h"
-#include "teratron/generate/beam_pages.h"
 #include "teratron/generate/beam_search.h"
-#include "teratron/generate/page_pool.h"
+#include "teratron/generate/memory/beam_pages.h"
+#include "teratron/generate/memory/engine_memory.h"
+#include "teratron/generate/memory/page_pool.h"
+#include "teratron/generate/memory/request_needs.h"
 #include "teratron/generate/request.h"
 #include "teratron/generate/stage_runner.h"
 #include "teratron/generate/token_rules.h"
@@ -33,7 +36,7 @@ namespace teratron {
 struct EngineSettings {
   const Tokenizer* tokenizer = nullptr;  // of texts that end an answer; may be null
   NewlineTokens newlines = {};
-  int64_t max_rows = 0;        // sequences at once; 0: 64 on a GPU, 16 on a CPU
+  int64_t max_rows = 0;        // sequences at once; 0: 64 on a GPU, 16 on a CPU, or more of one request
   int64_t longest = 0;         // tokens of the longest sequence that is expected; 0: the model's positions
   int64_t longest_source = 0;  // likewise of an encoder's tokens
   int64_t cache_bytes = 0;     // 0: what is free, up to max_rows sequences of the longest
@@ -76,13 +79,14 @@ class Engine {
   struct Active;
   struct Plan;
 
-  int64_t new_tokens_of(const GenerationRequest& request) const;
-  int64_t pages_for(int64_t tokens) const;
-  int64_t source_pages_of(const GenerationRequest& request) const;
-  /// Pages of all sequences of the request and of their source.
-  int64_t pages_of(const GenerationRequest& request) const;
-  int64_t rows_of(const GenerationRequest& request) const;
+  RequestNeeds needs_of(const GenerationRequest& request) const;
+  CacheRequest cache_of(int64_t rows) const;
+  /// Allocates the states of so many sequences at once, in place of those there are. Collective.
+  void allocate(int64_t rows);
+  /// Whether a request can join now; allocates more for it if nothing else is generated.
+  bool has_room(const RequestNeeds& needs);
   void admit();
+  void start(int64_t id, GenerationRequest request, const RequestNeeds& needs);
   Plan plan_step();
   void add_row(Plan& plan, Active& active, Sequence& sequence, int64_t tokens);
   bool continues(const Plan& plan) const;
@@ -95,11 +99,12 @@ class Engine {
   void retire_finished();
 
   const LanguageModel& model_;
+  HostGroup& ranks_;
   EngineSettings settings_;
   TokenRules rules_;
   RequestLimits limits_;
-  std::optional<PagePool> pool_;
-  PagePool slots_;
+  int64_t allocated_rows_ = 0;
+  std::optional<PagePool> pool_, slots_;
   std::unique_ptr<StageRunner> runner_;
   std::deque<std::pair<int64_t, GenerationRequest>> waiting_;
   std::vector<std::unique_ptr<Active>> active_;

@@ -13,6 +13,7 @@
 #include "teratron/pipeline/pipeline_layout.h"
 #include "teratron/testing/generation/generated_answers.h"
 #include "teratron/testing/generation/letter_tokenizer.h"
+#include "teratron/testing/generation/random_requests.h"
 #include "teratron/testing/small_config.h"
 
 namespace teratron {
@@ -76,57 +77,6 @@ TEST(Engine, EndsAtStopTokensAndAtTheLastPosition) {
   EXPECT_EQ(cut.tokens.back(), whole.tokens[3]);
   EXPECT_LE(cut.tokens.size(), 4U);
   EXPECT_EQ(cut.finish_reason, "stop");
-}
-
-// Prompts that are only scored among them, searches with fewer answers than beams, and all ways to stop.
-std::vector<GenerationRequest> random_requests(std::mt19937& random, int64_t count) {
-  const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % n); };
-  std::vector<GenerationRequest> requests;
-  for (int64_t i = 0; i < count; ++i) {
-    GenerationRequest& request = requests.emplace_back();
-    for (int64_t n = 1 + below(20); n > 0; --n) request.prompt.push_back(static_cast<int32_t>(below(37)));
-    request.max_new_tokens = 1 + below(25);
-    request.sampling = {.temperature = 0.5 + 0.1 * static_cast<double>(below(10)), .seed = random()};
-    request.logprobs = below(2) == 0;
-    if (below(4) == 0) request.stop.texts = {"b", std::string(1, static_cast<char>('a' + below(26))) + "c"};
-    if (below(8) == 0) request.stop.on_eol = true;
-    if (below(8) == 0) request.max_new_tokens = 0, request.logprobs = true;
-    switch (below(5)) {
-      case 0:
-        request.sampling.top_k = 1 + below(6);
-        break;
-      case 1:
-        request.sampling.top_p = 0.9;
-        request.sampling.top_p_decay = 0.8;
-        request.sampling.top_p_bound = 0.1;
-        break;
-      case 2:
-        request.sampling.temperature = 1.0;
-        request.beams = {.width = 2 + below(3), .length_penalty = 1.0};
-        request.choices = 1 + below(request.beams.width);
-        request.stop.tokens = {static_cast<int32_t>(below(37))};
-        break;
-      case 3:
-        request.choices = 1 + below(3);
-        break;
-      default:
-        request.stop.tokens = {static_cast<int32_t>(below(37))};
-    }
-  }
-  return requests;
-}
-
-void expect_same(const std::vector<GeneratedChoice>& actual, const std::vector<GeneratedChoice>& expected,
-                 int64_t request) {
-  ASSERT_EQ(actual.size(), expected.size()) << request;
-  for (size_t i = 0; i < actual.size(); ++i) {
-    EXPECT_EQ(actual[i].tokens, expected[i].tokens) << request;
-    EXPECT_EQ(actual[i].finish_reason, expected[i].finish_reason);
-    ASSERT_EQ(actual[i].logprobs.size(), expected[i].logprobs.size());
-    for (size_t t = 0; t < actual[i].logprobs.size(); ++t)
-      EXPECT_NEAR(actual[i].logprobs[t], expected[i].logprobs[t], 1e-9);
-    EXPECT_NEAR(actual[i].score, expected[i].score, 1e-9);
-  }
 }
 
 TEST(Engine, AnswersDoNotDependOnBatchPagingOrOrderOfArrival) {
@@ -203,89 +153,6 @@ TEST(Engine, ScoresPromptsBesideTexts) {
       EXPECT_NEAR(choice.logprobs[t], logprobs[position][request.prompt[position + 1]].item<double>(), 1e-9);
       EXPECT_EQ(choice.top[t].at(0).id, logprobs[position].argmax().item<int64_t>());
     }
-  }
-}
-
-InferencePipeline pipeline_on(const Mesh& mesh, int64_t chunks = 1) {
-  const Group& pipeline = mesh.group(Axis::pp);
-  const PipelineLayout layout = pipeline_layout({.layers = 4, .stages = pipeline.size, .chunks = chunks});
-  return {.chunks = layout.chunks_of_stage(pipeline.rank), .group = pipeline, .links = mesh.pipeline_links()};
-}
-
-TEST(Engine, RanksOfEveryLayoutGenerateTheSameTexts) {
-  std::mt19937 random(3);
-  const std::vector<GenerationRequest> requests = random_requests(random, 8);
-  const OwnModel own(gpt_plan(config(), {}));
-  const Answers expected = answers_of(own.model, requests, letter_settings({.max_rows = 5}));
-  struct Layout {
-    MeshOptions mesh;
-    int64_t virtual_stages = 1;  // of a rank
-  };
-  const std::vector<Layout> layouts = {
-      {{.tp = 2}}, {{.pp = 2}}, {{.tp = 2, .pp = 2}}, {{.pp = 4}}, {{.pp = 2}, 2}};
-  for (const auto& [options, virtual_stages] : layouts) {
-    run_ranks(options, [&, chunks = virtual_stages](const Mesh& mesh) {
-      ParameterSet parameters({.dtype = at::kDouble, .seed = 9});
-      const LanguageModel model =
-          language_model(gpt_plan(config(), {}), parameters,
-                         {.tensor_parallel = mesh.group(Axis::tp), .pipeline = pipeline_on(mesh, chunks)});
-      for (const GenerationResult& result :
-           ranked_answers(model, mesh, requests, letter_settings({.max_rows = 5})))
-        expect_same(result.choices, expected.at(result.id), result.id);
-    });
-  }
-}
-
-GPTConfig expert_config() {
-  GPTConfig config = small_expert_config();
-  config.max_positions = 48;
-  config.position = PositionEmbedding::rope;
-  config.tied_embeddings = false;
-  return config;
-}
-
-LanguageModel model_with_experts(const Mesh& mesh, ParameterSet& parameters) {
-  return language_model(gpt_plan(expert_config(), {}), parameters,
-                        {.tensor_parallel = mesh.group(Axis::tp),
-                         .pipeline = pipeline_on(mesh),
-                         .mesh = mesh,
-                         .copies = ModelRanks(mesh).copies});
-}
-
-TEST(Engine, RanksThatShareExpertsGenerateTheSameTexts) {
-  std::mt19937 random(31);
-  const std::vector<GenerationRequest> requests = random_requests(random, 8);
-  const OwnModel own(gpt_plan(expert_config(), {}));
-  const Answers expected = answers_of(own.model, requests, letter_settings({.max_rows = 5}));
-  for (const MeshOptions& layout : expert_layouts()) {
-    run_ranks(layout, [&](const Mesh& mesh) {
-      ParameterSet parameters({.dtype = at::kDouble, .seed = 9});
-      const LanguageModel model = model_with_experts(mesh, parameters);
-      EXPECT_EQ(parameters.find("decoder.layers.1.mlp.experts.0.linear_fc1.weight") != nullptr,
-                mesh.group(Axis::ep).rank == 0 && mesh.group(Axis::pp).rank == 0);
-      for (const GenerationResult& result :
-           ranked_answers(model, mesh, requests, letter_settings({.max_rows = 5})))
-        expect_same(result.choices, expected.at(result.id), result.id);
-    });
-  }
-}
-
-// A rank whose output layer differs, as if its GPU rounded differently.
-TEST(Engine, RanksThatShareExpertsTakeTheTokensOfTheFirst) {
-  std::mt19937 random(37);
-  const std::vector<GenerationRequest> requests = random_requests(random, 6);
-  const OwnModel own(gpt_plan(expert_config(), {}));
-  const Answers expected = answers_of(own.model, requests, letter_settings({.max_rows = 5}));
-  for (const MeshOptions& layout : {MeshOptions{.ep = 2, .dp = 2}, MeshOptions{.pp = 2, .ep = 2, .dp = 2}}) {
-    run_ranks(layout, [&](const Mesh& mesh) {
-      ParameterSet parameters({.dtype = at::kDouble, .seed = 9});
-      const LanguageModel model = model_with_experts(mesh, parameters);
-      Parameter* const output = parameters.find("output_layer.weight");
-      if (output && mesh.group(Axis::ep).rank == 1) output->tensor.detach().neg_();
-      for (const GenerationResult& result :
-           ranked_answers(model, mesh, requests, letter_settings({.max_rows = 5})))
-        expect_same(result.choices, expected.at(result.id), result.id);
-    });
   }
 }
 

@@ -52,6 +52,70 @@ at::Tensor gathered_logits(const LanguageModel& model, const Activations& output
 
 namespace {
 
+// The channels that cross the bound before layer `layer` with this micro-batch.
+std::vector<const Channel*> channels_at(const LanguageModel& model, const MicroBatch& batch, int64_t layer) {
+  std::vector<const Channel*> channels;
+  for (const Channel& channel : model.channels) {
+    const bool exists =
+        !channel.of_source || !batch.generation || batch.generation->source_places_S.defined();
+    if (exists && (!channel.crosses || channel.crosses(layer))) channels.push_back(&channel);
+  }
+  return channels;
+}
+
+// For what the chunk receives.
+Activations input_buffers(const LanguageModel& model, const Model& chunk, const MicroBatch& batch) {
+  Activations buffers;
+  for (const Channel* channel : channels_at(model, batch, chunk.stage().first_layer)) {
+    buffers.set(
+        channel->name,
+        at::zeros(channel->shape(batch, 1),
+                  at::TensorOptions().dtype(channel->dtype.value_or(model.dtype)).device(model.device)));
+  }
+  return buffers;
+}
+
+}  // namespace
+
+Activations receive_input(const LanguageModel& model, const Model& chunk, const MicroBatch& batch) {
+  if (chunk.stage().embedding) return {};
+  Activations buffers = input_buffers(model, chunk, batch);
+  std::vector<P2POp> ops;
+  for (const auto& [name, buffer] : buffers) ops.push_back({.tensor = buffer, .peer = 0, .send = false});
+  if (ops.empty()) return {};
+  model.pipeline.links.forward_in.communicator->batch_isend_irecv(ops).wait();
+  return buffers;
+}
+
+Work send_output(const LanguageModel& model, const Model& chunk, const MicroBatch& batch,
+                 const Activations& output) {
+  const StageSpec& stage = chunk.stage();
+  Activations sent;  // in the order of receive_input()
+  for (const Channel* channel : channels_at(model, batch, stage.first_layer + stage.layers))
+    sent.set(channel->name, output[channel->name].contiguous());
+  std::vector<P2POp> ops;
+  for (const auto& [name, tensor] : sent) ops.push_back({.tensor = tensor, .peer = 1, .send = true});
+  if (ops.empty()) return {};
+  return model.pipeline.links.forward_out.communicator->batch_isend_irecv(ops);
+}
+
+Activations forward_stages(const LanguageModel& model, const MicroBatch& batch) {
+  std::vector<Work> sent;
+  Activations last;
+  for (const auto& chunk : model.chunks) {
+    const Activations output = chunk->forward(receive_input(model, *chunk, batch), batch, nullptr);
+    if (chunk->stage().head) {
+      last = output;
+    } else {
+      sent.push_back(send_output(model, *chunk, batch, output));
+    }
+  }
+  for (Work& work : sent) work.wait();
+  return last;
+}
+
+namespace {
+
 // This rank's tokens of a batch [S, B], with padding after the last ones to a length that can be cut.
 MicroBatch own_part(const LanguageModel& model, const MicroBatch& whole) {
   const Group& group = model.context_parallel;
@@ -80,15 +144,18 @@ at::Tensor logits_of(const LanguageModel& model, std::span<const int64_t> ids) {
   const at::Tensor positions = at::arange(length, at::kLong);
   const MicroBatch batch =
       own_part(model, token_batch(model, tokens.to(model.device), positions.to(model.device)));
-  const at::Tensor logits = gathered_logits(model, model.whole().forward({}, batch, nullptr)).unsqueeze(1);
+  const Activations output = forward_stages(model, batch);
+  if (!model.has_head()) return {};
+  const at::Tensor logits = gathered_logits(model, output).unsqueeze(1);
   return of_all_tokens(logits, batch, length);
 }
 
 std::vector<InferenceOutput> outputs_of(const LanguageModel& model, const MicroBatch& whole) {
   const at::NoGradGuard no_grad;
   const MicroBatch batch = own_part(model, whole);
-  std::vector<InferenceOutput> outputs =
-      model.whole().inference_outputs(model.whole().forward({}, batch, nullptr));
+  const Activations last = forward_stages(model, batch);
+  if (!model.has_head()) return {};
+  std::vector<InferenceOutput> outputs = model.chunks.back()->inference_outputs(last);
   for (InferenceOutput& output : outputs) {
     if (output.vocabulary_parallel) {
       const at::Tensor logits_SBV =
@@ -104,7 +171,9 @@ std::vector<InferenceOutput> outputs_of(const LanguageModel& model, const MicroB
 
 at::Tensor text_embeddings_of(const LanguageModel& model, const MicroBatch& batch) {
   const at::NoGradGuard no_grad;
-  const at::Tensor embeddings = model.whole().text_embeddings(model.whole().forward({}, batch, nullptr));
+  const Activations last = forward_stages(model, batch);
+  if (!model.has_head()) return {};
+  const at::Tensor embeddings = model.chunks.back()->text_embeddings(last);
   return embeddings.defined() ? embeddings.to(at::kCPU, at::kFloat).contiguous() : embeddings;
 }
 

@@ -58,12 +58,21 @@ MicroBatch token_batch(const LanguageModel& model, const at::Tensor& tokens_T, c
 /// tensor-parallel rank.
 at::Tensor gathered_logits(const LanguageModel& model, const Activations& output);
 
-/// Logits [S, 1, vocabulary], without padding, of the token ids of one sequence, on every rank of a model of
-/// one stage.
+/// What a chunk gets from the one before it, on the stage before; none at the start of the model.
+Activations receive_input(const LanguageModel& model, const Model& chunk, const MicroBatch& batch);
+/// Sends what a chunk that is not the last gives to the next.
+Work send_output(const LanguageModel& model, const Model& chunk, const MicroBatch& batch,
+                 const Activations& output);
+/// The output of the last stage for a batch outside of a generation; none on the ranks of others. Collective
+/// over the pipeline, whose links are connected (pipeline/executor.h).
+Activations forward_stages(const LanguageModel& model, const MicroBatch& batch);
+
+// As forward_stages(): on the ranks of the last stage, else undefined or none.
+
+/// Logits [S, 1, vocabulary], without padding, of the token ids of one sequence.
 at::Tensor logits_of(const LanguageModel& model, std::span<const int64_t> ids);
 
-/// The outputs of a micro-batch in fp32 on the CPU of every rank: [B, ...], logits [B, S, vocabulary] without
-/// padding.
+/// The outputs of a micro-batch in fp32 on the CPU: [B, ...], logits [B, S, vocabulary] without padding.
 std::vector<InferenceOutput> outputs_of(const LanguageModel& model, const MicroBatch& batch);
 /// Model::text_embeddings() likewise.
 at::Tensor text_embeddings_of(const LanguageModel& model, const MicroBatch& batch);

@@ -7,9 +7,11 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "teratron/base/log.h"
 #include "teratron/generate/model_ranks.h"
 #include "teratron/hf/hf_checkpoint.h"
 #include "teratron/hf/peft.h"
+#include "teratron/megatron/load_source.h"
 #include "teratron/models/family_formats.h"
 #include "teratron/models/weights.h"
 #include "teratron/settings/checkpoint_args.h"
@@ -49,7 +51,7 @@ std::string flag_of_ranks(const DividedSize& size, const Sources& given) {
 void check_divisible(const Arguments& args, const Sources& given) {
   std::vector<Problem> problems;
   for (const DividedSize& size : divided_sizes(args)) {
-    if (size.value % size.divisor == 0) continue;
+    if (size.fits()) continue;
     problems.push_back(
         {fmt::format("{} = {} is not divisible by {} = {}", size.name, size.value, size.by, size.divisor),
          flag_of_ranks(size, given), fmt::format("Use one of {}", divisors_text(size.value))});
@@ -120,6 +122,17 @@ Arguments merge_settings(const ParsedArguments& given, const CheckpointInfo& che
   return arguments_from_json(merged.dump(), checkpoint.path.string(), &unknown);
 }
 
+// As training does. Settings that do not define the model are not said here.
+void print_ignored(const ParsedArguments& given, const Arguments& args) {
+  for (const IgnoredSetting& ignored : ignored_settings(args, given.sources)) {
+    const auto source = given.sources.find(ignored.name);
+    if (source == given.sources.end() || !is_users(source->second)) continue;
+    const Field& field = arguments_schema().field(ignored.name);
+    if (field.model)
+      notice("{} has no effect {}", flag_for(field, get_value(field, &given.args)), ignored.why);
+  }
+}
+
 void check_context_parallel_model(Arguments& args, const Family& family, const Mesh& mesh) {
   const int64_t size = args.context_parallel_size;
   if (size == 1) return;
@@ -177,18 +190,21 @@ SharedManifest find_given(const Arguments& args, HostGroup& world) {
       {.what = "no checkpoint found", .where = *args.load, .fix = "Use the directory that --save wrote"});
 }
 
-// Where the weights are: a checkpoint of ours, whose manifest the ranks share, or a Hugging Face folder.
+// Where the weights are: a checkpoint of ours, whose manifest the ranks share, a Hugging Face folder, or a
+// checkpoint of Megatron-LM.
 struct ModelFiles {
-  ModelFiles(const Arguments& args, HostGroup& world) {
+  ModelFiles(const ParsedArguments& given, HostGroup& world) {
+    const Arguments& args = given.args;
     if (args.hf) {
-      folder = open_hf(*args.hf, world);
-    } else {
-      saved.emplace(find_given(args, world));
+      foreign = open_hf(*args.hf, world);
+    } else if (args.load) {
+      foreign = open_megatron_source(import_for({.path = *args.load, .step = args.ckpt_step}, given), world);
     }
+    if (!foreign) saved.emplace(find_given(args, world));
   }
-  const CheckpointInfo& info() const { return folder ? folder->info() : saved->info(); }
+  const CheckpointInfo& info() const { return foreign ? foreign->info() : saved->info(); }
 
-  std::unique_ptr<HfCheckpoint> folder;
+  std::unique_ptr<CheckpointSource> foreign;
   std::optional<SharedManifest> saved;
 };
 
@@ -197,23 +213,24 @@ LoraAdapters given_adapters(const std::string& folder, const CheckpointInfo& inf
 }
 
 void load_without_adapters(ParameterSet& parameters, const ModelFiles& files, HostGroup& world) {
-  if (files.folder) return load_weights(parameters, *files.folder, world);
+  if (files.foreign) return load_weights(parameters, *files.foreign, world);
   load_weights(parameters, *files.saved, world);
 }
 
 // Reads this rank's weights, and the adapters beside them.
-std::unique_ptr<CheckpointReader> reader_of(const SharedManifest& saved, ParameterSet& parameters) {
+std::unique_ptr<CheckpointReader> reader_of(const SharedManifest& saved, ParameterSet& parameters,
+                                            HostGroup& world) {
   std::vector<LocalTensor> parts = weight_parts(parameters);
   for (LocalTensor& part : adapter_parts(saved.info())) parts.push_back(std::move(part));
-  return std::make_unique<CheckpointReader>(saved, parts);
+  return std::make_unique<CheckpointReader>(saved, parts, world);
 }
 
 // Adapters are merged into the weights as they are read: those of --lora, or of the checkpoint.
 void load_all(const Arguments& given, ParameterSet& parameters, const ModelFiles& files, HostGroup& world) {
   const bool has_own = files.saved && !adapter_parts(files.info()).empty();
   if (!given.lora && !has_own) return load_without_adapters(parameters, files, world);
-  const auto own = files.saved ? reader_of(*files.saved, parameters) : nullptr;
-  const CheckpointSource& source = own ? static_cast<const CheckpointSource&>(*own) : *files.folder;
+  const auto own = files.saved ? reader_of(*files.saved, parameters, world) : nullptr;
+  const CheckpointSource& source = own ? static_cast<const CheckpointSource&>(*own) : *files.foreign;
   LoraAdapters adapters;
   run_on_all_ranks(world, [&] {
     adapters = given.lora ? given_adapters(*given.lora, files.info()) : saved_adapters(source);
@@ -239,9 +256,10 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
                         .fix = "Set only one of them"});
   }
   Communicator& world = *mesh.world().communicator;
-  const ModelFiles files(given.args, world);
+  const ModelFiles files(given, world);
   LoadedModel loaded{.checkpoint = files.info()};
   loaded.args = merge_settings(given, loaded.checkpoint);
+  if (world.rank() == 0) print_ignored(given, loaded.args);
   const Group& tp = mesh.group(Axis::tp);
   loaded.args.tensor_model_parallel_size = tp.size;
   loaded.args.pipeline_model_parallel_size = mesh.group(Axis::pp).size;

@@ -31,8 +31,9 @@ struct InferenceOptions {
 /// encoder-decoder model is to have several stages and --pipeline-model-parallel-split-rank is missing.
 InferenceRanks inference_ranks(const Arguments& args, const ModelPlan& plan, const Mesh& mesh);
 
-/// Reads --load (and --ckpt-step), or the folder of --hf. UserError(checkpoint) if there is no checkpoint,
-/// UserError(config) for a given setting of the model that is not the checkpoint's. Collective.
+/// Reads --load (and --ckpt-step), a checkpoint of ours or of Megatron-LM, or the folder of --hf.
+/// UserError(checkpoint) if there is no checkpoint, UserError(config) for a given setting of the model that
+/// is not the checkpoint's. Collective.
 LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOptions& options,
                                const Mesh& mesh);
 

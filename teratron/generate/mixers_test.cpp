@@ -79,6 +79,22 @@ TEST(Mixers, AnswersDoNotDependOnOtherRequests) {
   }
 }
 
+TEST(Mixers, StatesOfAWideRequestFollowThoseOfOthers) {
+  for (const std::vector<Kind>& kinds : mixtures) {
+    const OwnModel own(plan_of(kinds));
+    std::vector<GenerationRequest> all = requests();
+    all.at(0).choices = 19;
+    all.at(0).beams = {};
+    const Answers expected = answers_of(own.model, all, {.max_rows = 40}),
+                  found = answers_of(own.model, all, {});
+    for (size_t i = 0; i < all.size(); ++i) {
+      ASSERT_EQ(found.at(i).size(), expected.at(i).size());
+      for (size_t c = 0; c < found.at(i).size(); ++c)
+        EXPECT_EQ(found.at(i).at(c).tokens, expected.at(i).at(c).tokens) << i;
+    }
+  }
+}
+
 TEST(Mixers, RanksOfEveryLayoutGenerateTheSameTexts) {
   const ModelPlan plan = plan_of(mixtures.back());
   const Answers expected = answers_of(OwnModel(plan).model, requests(), {.max_rows = 5});

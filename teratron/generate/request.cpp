@@ -67,6 +67,15 @@ void check_range(bool valid, std::string what, const char* where, std::vector<Pr
     problems.push_back({.what = std::move(what), .where = where, .fix = "Use a value in this range"});
 }
 
+void check_rows(int64_t rows, const char* where, const RequestLimits& limits,
+                std::vector<Problem>& problems) {
+  if (rows <= limits.max_rows) return;
+  problems.push_back(
+      {.what = fmt::format("{} sequences at once, but a request may have {}", rows, limits.max_rows),
+       .where = where,
+       .fix = std::string(limits.more_rows)});
+}
+
 void check_answers(const GenerationRequest& request, const RequestLimits& limits,
                    std::vector<Problem>& problems) {
   const int64_t width = request.beams.width;
@@ -79,12 +88,12 @@ void check_answers(const GenerationRequest& request, const RequestLimits& limits
   }
   check_range(request.choices >= 1, fmt::format("{} is below 1", request.choices), "num_return_sequences",
               problems);
+  if (width == 0) check_rows(request.choices, "num_return_sequences", limits, problems);
   const bool top_fits = request.top_logprobs >= 0 && request.top_logprobs <= largest_top_logprobs;
   check_range(top_fits, fmt::format("{} is not in [0, {}]", request.top_logprobs, largest_top_logprobs),
               "top_logprobs", problems);
-  check_range(width >= 0 && width <= limits.max_rows,
-              fmt::format("{} is not in [0, {}], the number of sequences at once", width, limits.max_rows),
-              "num_beams", problems);
+  check_range(width >= 0, fmt::format("{} is below 0", width), "num_beams", problems);
+  check_rows(width, "num_beams", limits, problems);
   if (width > 0 && request.choices > width) {
     problems.push_back({.what = fmt::format("{} answers of {} beams", request.choices, width),
                         .where = "num_return_sequences",

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "teratron/base/error.h"
@@ -80,13 +81,17 @@ struct NewlineTokens {
   int32_t newline = 198, double_newline = 628, colon = 25;  // GPT-2's
 };
 
+/// Most sequences of one request where nothing else limits them.
+inline constexpr int64_t most_request_rows = 256;
+
 struct RequestLimits {
   int64_t vocabulary = 0;
   int64_t max_positions = 0;
-  int64_t max_rows = 0;    // sequences at once
+  int64_t max_rows = 0;    // sequences of one request
   int64_t max_tokens = 0;  // that the cache holds
   bool has_tokenizer = false;
-  bool has_source = false;  // that an encoder reads
+  bool has_source = false;                   // that an encoder reads
+  std::string_view more_rows = "Use fewer";  // how a request gets more rows
 };
 /// All that is wrong with a request, named by its fields.
 std::vector<Problem> request_problems(const GenerationRequest& request, const RequestLimits& limits);

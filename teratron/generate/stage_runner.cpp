@@ -6,7 +6,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include "teratron/base/error.h"
-#include "teratron/pipeline/executor.h"
 
 namespace teratron {
 
@@ -26,28 +25,6 @@ Activations some_tokens(const LanguageModel& model, const Activations& output,
   const at::Tensor& hidden = output[name];
   if (static_cast<int64_t>(tokens.size()) == hidden.size(0)) return output;
   return {{name, hidden.index_select(0, long_tensor(tokens, hidden.device()))}};
-}
-
-// The channels that cross the bound before layer `layer` with this micro-batch.
-std::vector<const Channel*> channels_at(const LanguageModel& model, const MicroBatch& batch, int64_t layer) {
-  std::vector<const Channel*> channels;
-  for (const Channel& channel : model.channels) {
-    const bool exists = !channel.of_source || batch.generation->source_places_S.defined();
-    if (exists && (!channel.crosses || channel.crosses(layer))) channels.push_back(&channel);
-  }
-  return channels;
-}
-
-// For what the chunk receives.
-Activations input_buffers(const LanguageModel& model, const Model& chunk, const MicroBatch& batch) {
-  Activations buffers;
-  for (const Channel* channel : channels_at(model, batch, chunk.stage().first_layer)) {
-    buffers.set(
-        channel->name,
-        at::zeros(channel->shape(batch, 1),
-                  at::TensorOptions().dtype(channel->dtype.value_or(model.dtype)).device(model.device)));
-  }
-  return buffers;
 }
 
 // Places of positions in a sequence's pages.
@@ -199,27 +176,6 @@ bool StageRunner::set_slots(const std::vector<StepRow>& rows, int64_t padded) {
   return changed;
 }
 
-Activations StageRunner::receive(const Model& chunk, const MicroBatch& batch) const {
-  if (chunk.stage().embedding) return {};
-  Activations buffers = input_buffers(model_, chunk, batch);
-  std::vector<P2POp> ops;
-  for (const auto& [name, buffer] : buffers) ops.push_back({.tensor = buffer, .peer = 0, .send = false});
-  if (ops.empty()) return {};
-  model_.pipeline.links.forward_in.communicator->batch_isend_irecv(ops).wait();
-  return buffers;
-}
-
-Work StageRunner::send(const Model& chunk, const MicroBatch& batch, const Activations& output) const {
-  const StageSpec& stage = chunk.stage();
-  Activations sent;  // in the order of receive()
-  for (const Channel* channel : channels_at(model_, batch, stage.first_layer + stage.layers))
-    sent.set(channel->name, output[channel->name].contiguous());
-  std::vector<P2POp> ops;
-  for (const auto& [name, tensor] : sent) ops.push_back({.tensor = tensor, .peer = 1, .send = true});
-  if (ops.empty()) return {};
-  return model_.pipeline.links.forward_out.communicator->batch_isend_irecv(ops);
-}
-
 MicroBatch StageRunner::batch_of(const StepInput& part) const {
   const at::Tensor tokens = long_tensor(part.tokens, model_.device),
                    positions = long_tensor(part.positions, model_.device);
@@ -239,11 +195,11 @@ std::vector<Activations> StageRunner::run_chunks(const std::vector<StepInput>& p
     for (const StepInput& part : parts) {
       describe_rows(part);
       const MicroBatch batch = batch_of(part);
-      const Activations output = chunk.forward(receive(chunk, batch), batch, states_[c].get());
+      const Activations output = chunk.forward(receive_input(model_, chunk, batch), batch, states_[c].get());
       if (chunk.stage().head) {
         outputs.push_back(output);
       } else {
-        sent.push_back(send(chunk, batch, output));
+        sent.push_back(send_output(model_, chunk, batch, output));
       }
     }
   }

@@ -40,8 +40,6 @@ class StageRunner {
   bool decodes_only(const StepInput& step) const;
   StepOutput decode(const StepInput& step);
   void connect_stages() const;
-  Activations receive(const Model& chunk, const MicroBatch& batch) const;
-  Work send(const Model& chunk, const MicroBatch& batch, const Activations& output) const;
   MicroBatch batch_of(const StepInput& part) const;
   at::Tensor next_tokens(const StepInput& part, const Activations& output) const;
   at::Tensor target_logprobs(const StepInput& part, const Activations& output) const;

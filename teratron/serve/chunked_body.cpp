@@ -33,20 +33,21 @@ std::optional<std::string> ChunkedBody::read_line(const Source& source) {
     char next = 0;
     if (source(&next, 1) <= 0) return std::nullopt;
     const bool after_return = !line.empty() && line.back() == '\r';
-    if (after_return != (next == '\n')) break;
+    if (after_return != (next == '\n') || (is_control(next) && next != '\r' && next != '\n')) break;
     if (next == '\n') {
       line.pop_back();
       return line;
     }
     line += next;
   }
-  refuse(400, "a line between chunks of its body does not end with CR LF");
+  refuse(400, "a line between chunks of its body has a control character or no CR LF at its end");
   return std::nullopt;
 }
 
 bool ChunkedBody::skip_trailers(const Source& source) {
   while (const std::optional<std::string> line = read_line(source)) {
     if (line->empty()) return finished_ = true;
+    if (!is_field(*line)) return refuse(400, "a line after its last chunk is not NAME: VALUE");
     trailers_ += line->size();
     if (trailers_ > most_trailers) return refuse(400, "what follows its last chunk is too long");
   }

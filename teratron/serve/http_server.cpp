@@ -39,17 +39,28 @@ HttpServer::HttpServer(HttpOptions options)
   });
 }
 
+// The first that is free, or -1.
+int HttpServer::bind_in_range() {
+  for (int port = options_.ports->first; port <= options_.ports->last; ++port) {
+    if (bind_to_port(options_.host, port)) return port;
+    if (errno != EADDRINUSE && errno != EACCES) break;
+  }
+  return -1;
+}
+
 int HttpServer::bind() {
   constexpr int backlog = 4096;
   errno = 0;
-  const int port = options_.port == 0                           ? bind_to_any_port(options_.host)
+  const int port = options_.port == 0 && options_.ports         ? bind_in_range()
+                   : options_.port == 0                         ? bind_to_any_port(options_.host)
                    : bind_to_port(options_.host, options_.port) ? options_.port
                                                                 : -1;
   if (port > 0 && ::listen(svr_sock_, backlog) == 0) return port;
   throw config_error(
-      {.what = fmt::format("cannot listen on {}:{}{}{}", printable(options_.host, 80), options_.port,
+      {.what = fmt::format("cannot listen on {}:{}{}{}", printable(options_.host, 80),
+                           options_.ports ? to_string(*options_.ports) : std::to_string(options_.port),
                            errno ? ": " : "", errno ? std::strerror(errno) : ""),
-       .where = "--port",
+       .where = options_.ports ? "--port-range" : "--port",
        .fix = "Choose an address of this machine with --host, and a free port"});
 }
 

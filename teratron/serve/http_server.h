@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "teratron/comm/transport/port_range.h"
 #include "teratron/serve/connection.h"
 #include "teratron/serve/connection_threads.h"
 #include "teratron/serve/waiting_connections.h"
@@ -24,7 +25,8 @@ namespace teratron {
 
 struct HttpOptions {
   std::string host = "127.0.0.1";
-  int port = 5000;  // 0: any
+  int port = 5000;                      // 0: any
+  std::optional<PortRange> ports = {};  // with port 0: any of these
   size_t max_connections = 512;
   size_t max_body_bytes = size_t{16} << 20U;
   std::vector<std::string> probes = {};  // paths that are answered though all connections are taken
@@ -36,7 +38,8 @@ class HttpServer final : public httplib::Server {
  public:
   explicit HttpServer(HttpOptions options);
 
-  /// Listens; clients wait until serve(). The port. UserError(config): the address cannot be used.
+  /// Listens; clients wait until serve(). The port. UserError(config): the address cannot be used, or no port
+  /// of the range is free.
   int bind();
   /// Until finish(), or until no connection can be accepted any more. Run by a thread for it alone.
   void serve();
@@ -55,6 +58,8 @@ class HttpServer final : public httplib::Server {
   std::optional<Refusal> refusal_of(const httplib::Request& request);
 
  private:
+  int bind_in_range();
+
   using Address = std::pair<std::string, int>;
   struct Entry {
     Connection* connection;

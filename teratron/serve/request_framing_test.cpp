@@ -41,6 +41,20 @@ TEST(RequestHead, FindsTheFramingOfTheBody) {
             UINT64_MAX);
 }
 
+// RFC 9112, section 3.2.2: a server takes the host of the target, whatever Host says.
+TEST(RequestHead, TakesTheHostOfTheTarget) {
+  EXPECT_EQ(read("GET http://b:5000/v1/models?x=1 HTTP/1.1\r\nHost: a\r\n\r\n").text(),
+            "GET /v1/models?x=1 HTTP/1.1\r\nhost: b:5000\r\n\r\n");
+  EXPECT_EQ(read("OPTIONS https://b HTTP/1.1\r\nX: y\r\nHost: a\r\n\r\n").text(),
+            "OPTIONS / HTTP/1.1\r\nx: y\r\nhost: b\r\n\r\n");
+  EXPECT_EQ(read("GET /a?b=http://c/d HTTP/1.1\r\nHost: a\r\n\r\n").text(),
+            "GET /a?b=http://c/d HTTP/1.1\r\nhost: a\r\n\r\n");
+  EXPECT_TRUE(read("GET http:///v1/models HTTP/1.1\r\nHost: a\r\n\r\n").refusal());
+  EXPECT_TRUE(read("GET http://b/ HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n").refusal());
+  EXPECT_TRUE(read("GET / HTTP/1.1\r\nHost:  \r\n\r\n").refusal());
+  EXPECT_FALSE(read("GET / HTTP/1.0\r\n\r\n").refusal());
+}
+
 TEST(RequestHead, RefusesWhatReadersUnderstandDifferently) {
   const std::string host = "Host: a\r\n";
   for (const char* fields : {
@@ -64,6 +78,10 @@ TEST(RequestHead, RefusesWhatReadersUnderstandDifferently) {
            "X\r\n",
            "X y: 1\r\n",
            "Host: b\r\n",
+           "Host:\r\n",
+           "Origin: http://a\r\nOrigin: https://evil.example\r\n",
+           "Content-Type: application/json\r\ncontent-type: text/plain\r\n",
+           "Authorization: Bearer a\r\nAuthorization: Bearer b\r\n",
        }) {
     const HeadReader reader = read(start + host + fields + "\r\n");
     ASSERT_TRUE(reader.refusal()) << fields;
@@ -133,7 +151,8 @@ TEST(ChunkedBody, RefusesOtherSizesAndEnds) {
   for (const char* bytes :
        {"-1\r\n", "+4\r\nWiki\r\n0\r\n\r\n", "0x4\r\nWiki\r\n", " 4\r\nWiki\r\n", "4 \r\nWiki\r\n", "\r\n",
         "g\r\n", "4\nWiki\r\n", "4\r\nWikiX\r\n0\r\n\r\n", "4\r\nWiki0\r\n\r\n", "4\r\nWiki\n0\r\n\r\n",
-        "10000000000000000\r\n", "1,1\r\nx\r\n", "4\r\rx\r\n"}) {
+        "10000000000000000\r\n", "1,1\r\nx\r\n", "4\r\rx\r\n", "4;\x01\r\nWiki\r\n0\r\n\r\n",
+        "0\r\nnonsense\r\n\r\n", "0\r\nA: b\r\n c\r\n\r\n", "0\r\nA : b\r\n\r\n", "0\r\nA: \x02\r\n\r\n"}) {
     const Decoded decoded = decode(bytes);
     EXPECT_EQ(decoded.last, -1) << bytes;
     EXPECT_EQ(decoded.status, 400) << bytes;

@@ -4,6 +4,8 @@
 #include <charconv>
 #include <limits>
 
+#include <fmt/format.h>
+
 #include "teratron/base/strings.h"
 
 namespace teratron {
@@ -35,7 +37,28 @@ uint64_t length_of(std::string_view digits) {
   return error == std::errc() ? length : std::numeric_limits<uint64_t>::max();
 }
 
+// Where "http://host/path" has its authority; nullopt for a path.
+struct Span {
+  size_t begin, end;
+};
+std::optional<Span> authority_of(std::string_view target) {
+  const size_t scheme = target.find("://");
+  if (scheme == target.npos || target.starts_with('/')) return std::nullopt;
+  const size_t begin = scheme + 3;
+  return Span{begin, std::min(target.find_first_of("/?#", begin), target.size())};
+}
+
 }  // namespace
+
+// A blank before the colon or at the beginning of a line has several readings.
+bool is_field(std::string_view line) {
+  const size_t colon = line.find(':');
+  return colon != line.npos && is_token(line.substr(0, colon));
+}
+
+bool is_control(char byte) {
+  return (static_cast<unsigned char>(byte) < 0x20 && byte != '\t') || byte == 0x7f;
+}
 
 void HeadReader::refuse(int status, std::string why) {
   refusal_ = {.status = status, .why = std::move(why)};
@@ -48,7 +71,6 @@ size_t HeadReader::take(std::string_view bytes) {
 }
 
 void HeadReader::take(char next) {
-  const auto byte = static_cast<unsigned char>(next);
   const bool after_return = !line_.empty() && line_.back() == '\r';
   if (++bytes_ > most_bytes) return refuse(400, "its head is too long");
   if (after_return != (next == '\n')) return refuse(400, "a line of its head does not end with CR LF");
@@ -57,8 +79,7 @@ void HeadReader::take(char next) {
     end_line();
     return line_.clear();
   }
-  if ((byte < 0x20 && next != '\t' && next != '\r') || byte == 0x7f)
-    return refuse(400, "its head has a control character");
+  if (is_control(next) && next != '\r') return refuse(400, "its head has a control character");
   line_ += next;
 }
 
@@ -82,11 +103,9 @@ void HeadReader::read_request_line() {
 }
 
 void HeadReader::read_field() {
+  if (!is_field(line_)) return refuse(400, "a line of its head is not NAME: VALUE");
   const size_t colon = line_.find(':');
-  const std::string_view name = std::string_view(line_).substr(0, colon);
-  // A blank before the colon or at the beginning of a line has several readings.
-  if (colon == line_.npos || !is_token(name)) return refuse(400, "a line of its head is not NAME: VALUE");
-  fields_.emplace_back(to_lower(std::string(name)),
+  fields_.emplace_back(to_lower(line_.substr(0, colon)),
                        without_blanks(std::string_view(line_).substr(colon + 1)));
 }
 
@@ -98,10 +117,36 @@ std::vector<std::string> HeadReader::values(std::string_view name) const {
   return found;
 }
 
+// Readers differ in which of several they take.
+void HeadReader::check_single_fields() {
+  const std::vector<std::string> hosts = values("host");
+  const bool has_host = hosts.empty() ? old_version_ : hosts.size() == 1 && !hosts.front().empty();
+  if (!has_host) return refuse(400, "it must have one Host");
+  for (const char* name : {"origin", "content-type", "authorization"}) {
+    if (values(name).size() > 1) return refuse(400, fmt::format("it has more than one {}", name));
+  }
+}
+
+// A target with its host, as clients send it to proxies: the host counts, and not that of the field.
+void HeadReader::take_authority() {
+  const size_t first = request_line_.find(' ') + 1, last = request_line_.rfind(' ');
+  const std::string target = request_line_.substr(first, last - first);
+  const std::optional<Span> authority = authority_of(target);
+  if (!authority) return;
+  const std::string host = target.substr(authority->begin, authority->end - authority->begin);
+  if (host.empty()) return refuse(400, "its target has no host");
+  std::erase_if(fields_, [](const auto& field) { return field.first == "host"; });
+  fields_.emplace_back("host", host);
+  std::string path = target.substr(authority->end);
+  if (!path.starts_with('/')) path.insert(0, "/");
+  request_line_.replace(first, last - first, path);
+}
+
 void HeadReader::finish() {
+  check_single_fields();
+  if (!refusal_) take_authority();
+  if (refusal_) return;
   const std::vector<std::string> lengths = values("content-length"), codings = values("transfer-encoding");
-  const size_t hosts = values("host").size();
-  if (hosts > 1 || (hosts == 0 && !old_version_)) return refuse(400, "it must have one Host");
   if (lengths.size() + codings.size() > 1)
     return refuse(400, "it has more than one Content-Length or Transfer-Encoding");
   if (!lengths.empty()) {

@@ -26,6 +26,11 @@ struct BodyFraming {
   uint64_t length = 0;
 };
 
+/// Whether a line begins with "NAME:".
+bool is_field(std::string_view line);
+/// Whether a byte may stand neither in a head nor between chunks: a control character other than a tab.
+bool is_control(char byte);
+
 class HeadReader {
  public:
   static constexpr size_t most_bytes = size_t{1} << 16U;
@@ -47,6 +52,8 @@ class HeadReader {
   void read_request_line();
   void read_field();
   void finish();
+  void check_single_fields();
+  void take_authority();
   std::vector<std::string> values(std::string_view name) const;
   void refuse(int status, std::string why);
 

@@ -66,7 +66,7 @@ class Server:
         self.lines = []
         for line in self.process.stdout:
             self.lines.append(line)
-            found = re.search(r"serving (\S+) at http://([\d.]+):(\d+)", line)
+            found = re.search(r"serving (\S+) at http://([\w.]+):(\d+)", line)
             if found:
                 self.name, self.host, self.port = found[1], found[2], int(found[3])
                 self.reader = threading.Thread(target=lambda: self.lines.extend(self.process.stdout))

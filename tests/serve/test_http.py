@@ -119,6 +119,28 @@ def test_hosts_of_this_server(server):
         assert server.ask("GET", "/v1/models", headers={"Host": host}).status == 200
 
 
+def test_the_host_of_a_target(server):
+    """As clients ask proxies: it counts, whatever the field Host says."""
+    for target, host, status in [("http://localhost/v1/models", "localhost", 200), (f"http://127.0.0.1:{server.port}/v1/models", "evil.example", 200),
+                                 ("http://evil.example/v1/models", "localhost", 403), ("http://localhost@evil.example/v1/models", "localhost", 403)]:
+        answer, _ = exchange(server, f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")
+        assert statuses(answer) == [status], (target, answer)
+
+
+@pytest.mark.parametrize("fields", ["Host:", "Host: localhost\r\nOrigin: http://localhost\r\nOrigin: https://evil.example"])
+def test_fields_of_which_one_is_needed(server, fields):
+    answer, closed = exchange(server, f"GET /v1/models HTTP/1.1\r\n{fields}\r\n\r\n")
+    assert statuses(answer) == [400] and closed, answer
+
+
+@pytest.mark.parametrize("address", ["LOCALHOST", "127.1"])
+def test_other_spellings_of_loopback(run, address):
+    """The address counts, not its spelling: only names of this machine are accepted there."""
+    with serving(run, "--host", address) as server:
+        assert server.ask("GET", "/v1/models", headers={"Host": "evil.example"}).status == 403
+        assert server.ask("GET", "/v1/models", headers={"Host": f"localhost:{server.port}"}).status == 200
+
+
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:3000", "http://evil.example:80"])
 def test_foreign_pages_are_refused(server, origin):
     for method, path, body in [("POST", "/v1/completions", {"prompt": "a"}), ("PUT", "/api", {"prompts": ["a"]}), ("GET", "/v1/models", None)]:

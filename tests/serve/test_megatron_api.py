@@ -5,7 +5,7 @@ import json
 import math
 
 import pytest
-from server import POSITIONS, needs_binary, serving
+from server import POSITIONS, needs_binary, serving, teratron
 
 pytestmark = needs_binary
 
@@ -113,6 +113,19 @@ def test_a_beam_is_answered_whole(server):
     assert all(math.isfinite(score) for score in answer["scores"])
 
 
+def test_a_beam_wider_than_the_engine_opened_with(server, run):
+    """Accelerate's example, between other requests; a limit that the user set is kept."""
+    request = {"prompts": ["The purpose of life is"], "tokens_to_generate": 8, "beam_width": 20, "length_penalty": 1.5}
+    before = server.api(prompts=["The cat"], tokens_to_generate=6, top_k=1).json
+    answer = server.api(**request).json
+    assert len(answer["text"]) == 20 and answer["scores"] == sorted(answer["scores"], reverse=True)
+    assert server.completion(prompt="The", n=18, max_tokens=3).json["choices"][17]["index"] == 17
+    assert server.api(prompts=["The cat"], tokens_to_generate=6, top_k=1).json == before
+    with serving(run, "--inference-max-requests", "4") as small:
+        refused = small.api(**request)
+        assert "a request may have 4" in str(refused.json) and "--inference-max-requests" in str(refused.json)
+
+
 def test_strict_errors_token_limit_and_log(run, tmp_path):
     with serving(run, "--api-strict", "--max-tokens-to-oom", "100", log=tmp_path / "err") as server:
         assert server.api(prompts=["a"], temperature=0).status == 400
@@ -123,3 +136,13 @@ def test_strict_errors_token_limit_and_log(run, tmp_path):
         assert server.api(prompts=["silent"], tokens_to_generate=1, no_log=True).status == 200
         log = server.stop()
         assert "request IP: 127.0.0.1" in log and json.dumps("a\u001b[2J") in log and "start time:  2" in log and "silent" not in log
+
+
+def test_a_checkpoint_of_megatron_is_served_as_it_is(run, server, tmp_path):
+    """The same answers as of the model that it was exported from."""
+    teratron("ckpt", "convert", "--load", run, "--to-megatron", tmp_path / "theirs", "--megatron-names", "v2")
+    flags = ["--load", tmp_path / "theirs", "--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", run.parent / "tokenizer"]
+    question = {"prompts": ["The cat sees"], "tokens_to_generate": 8, "top_k": 1}
+    with serving(flags) as other:
+        assert any("is a checkpoint of Megatron-LM" in line for line in other.lines)
+        assert other.name == "theirs" and other.api(**question).json == server.api(**question).json

@@ -120,7 +120,7 @@ BAD = [("prompt", {}, "there is no prompt"), ("prompt", {"prompt": 5}, "prompt i
        ("temperature", {"temperature": "hot"}, "temperature is not a number"), ("temperature", {"temperature": -1}, "not in [0, 100]"),
        ("temperature", {"temperature": True}, "temperature is not a number"), ("top_p", {"top_p": 0}, "not in (0, 1]"), ("top_p", {"top_p": 2}, "not in (0, 1]"),
        ("top_p", {"top_p": 0.5, "top_k": 3}, "exclude each other"), ("stop", {"stop": [1]}, "stop is not"), ("stop", {"stop": [""]}, "ends every answer"),
-       ("stop", {"stop": ["x"] * 17}, "17 texts"), ("n", {"n": 0}, "below 1"), ("n", {"n": 65}, "65 answers at once"),
+       ("stop", {"stop": ["x"] * 17}, "17 texts"), ("n", {"n": 0}, "below 1"), ("n", {"n": 257}, "257 sequences at once"),
        ("top_logprobs", {"logprobs": 21}, "not in [0, 20]"), ("best_of", {"best_of": 3}, "best_of is not supported"),
        ("presence_penalty", {"presence_penalty": 0.5}, "not supported"), ("temprature", {"temprature": 1}, "Did you mean temperature?"),
        ("stream", {"stream": "yes"}, "stream is not true or false"), ("seed", {"seed": 1 << 64}, "seed is not an integer"),

@@ -168,16 +168,6 @@ def test_access_that_cannot_be_meant(run, tmp_path, monkeypatch, flags, variable
     assert says in teratron("serve", "--load", run, "--port", 0, *flags, code=2).stderr
 
 
-def test_training_does_not_store_keys(tmp_path):
-    (tmp_path / "run.yaml").write_text("api_key: fr0mfile\n")
-    for number, key in enumerate((["--api-key", "fr0mflag"], ["--config-file", tmp_path / "run.yaml"])):
-        run = tmp_path / str(number)
-        shown = train("--num-layers", "1", "--hidden-size", "8", "--num-attention-heads", "1", "--seq-length", "8", "--max-position-embeddings", "8", "--micro-batch-size",
-                      "1", "--global-batch-size", "1", "--lr", "1e-2", "--eval-iters", "0", "--device", "cpu", "--mock-data", "--train-iters", "1", "--save", run, *key)
-        everything = (shown.stdout + shown.stderr).encode() + b"".join(path.read_bytes() for path in run.rglob("*") if path.is_file())
-        assert b"api_key" in everything and b"fr0m" not in everything
-
-
 def test_full_queue_and_large_bodies(run):
     with serving(run, "--max-queued-requests", "2", "--inference-max-requests", "1", "--max-body-bytes", "4096", **VERY_SLOW) as server:
         open_streams = [begin_stream(server)]

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/generate/generate_lines.h"
@@ -19,6 +21,16 @@ std::string help(const Program& program) {
                         std::span(&folder, 1)) +
          "\nModel and tokenizer come from the checkpoint.\nWithout --prompt or --sample-input-file, prompts "
          "are read from standard input.\n";
+}
+
+// Rows that a user limits are not raised for another flag.
+void check_rows(const Arguments& args) {
+  const int64_t needed = std::max(args.num_beams, args.num_return_sequences);
+  if (needed <= args.inference_max_requests.value_or(needed)) return;
+  throw config_error({.what = fmt::format("{} sequences at once, but --inference-max-requests is {}", needed,
+                                          *args.inference_max_requests),
+                      .where = args.num_beams == needed ? "--num-beams" : "--num-return-sequences",
+                      .fix = fmt::format("Set --inference-max-requests {}, or leave it out", needed)});
 }
 
 void check_modes(const Arguments& args) {
@@ -65,6 +77,7 @@ int generate_command(std::span<const std::string> args, const Registry& registry
     return 0;
   }
   check_modes(parsed.args);
+  check_rows(parsed.args);
   start_inference(parsed);
   ExitCode code = ExitCode::ok;
   run_model_parallel(parsed, [&](const Mesh& mesh) {

@@ -12,13 +12,13 @@ namespace teratron {
 namespace {
 
 // What ends an answer: the tokens that the model's files and the tokenizer name, or --stop-token alone.
-std::vector<int32_t> ends_of(const LoadedModel& loaded, const Tokenizer* tokenizer, int32_t usual_end) {
-  const Arguments& args = loaded.args;
+std::vector<int32_t> ends_of(const Arguments& args, const ConfiguredTokens& configured,
+                             const Tokenizer* tokenizer, int32_t usual_end) {
   if (args.stop_token) {
     if (*args.stop_token < 0) return {};
     return {static_cast<int32_t>(*args.stop_token)};
   }
-  std::vector<int32_t> ends = saved_configured_tokens(loaded.checkpoint.config).ends;
+  std::vector<int32_t> ends = configured.ends;
   if (tokenizer) {
     for (const int32_t id : end_tokens(tokenizer_options(args), *tokenizer)) add_end(id, ends);
   }
@@ -31,7 +31,8 @@ RequestReader request_reader(const LoadedModel& loaded, const Tokenizer* tokeniz
   const bool has_source = loaded.model.source.has_value();
   RequestReader reader{.tokenizer = tokenizer, .add_bos = args.add_bos};
   if (tokenizer) reader.document_end = tokenizer->special().eod.value_or(-1);
-  const int32_t usual_end = has_source ? use_encoder_rules(reader) : reader.document_end;
+  const ConfiguredTokens configured = saved_configured_tokens(loaded.checkpoint.config);
+  const int32_t usual_end = has_source ? use_encoder_rules(reader, configured) : reader.document_end;
   if (has_source && args.add_bos) {
     throw config_error({.what = "the prompt is an encoder's source, which begins with no added token",
                         .where = "--add-bos",
@@ -45,7 +46,7 @@ RequestReader request_reader(const LoadedModel& loaded, const Tokenizer* tokeniz
                       .top_p_bound = args.top_p_bound,
                       .seed = static_cast<uint64_t>(args.seed)};
   check_sampling(request.sampling);
-  request.stop.tokens = ends_of(loaded, tokenizer, usual_end);
+  request.stop.tokens = ends_of(args, configured, tokenizer, usual_end);
   request.stop.texts = args.stop;
   request.stop.on_eol = args.stop_on_eol;
   request.stop.on_double_eol = args.stop_on_double_eol;

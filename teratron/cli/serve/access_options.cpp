@@ -2,6 +2,11 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include "teratron/base/environment.h"
 #include "teratron/base/file.h"
@@ -59,10 +64,23 @@ void check(const std::optional<std::string>& problem, const char* flag, const ch
   if (problem) throw config_error({.what = *problem, .where = flag, .fix = example});
 }
 
+bool is_loopback_address(const sockaddr& address) {
+  if (address.sa_family == AF_INET)
+    return ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24U == 127;
+  return address.sa_family == AF_INET6 &&
+         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+}
+
 }  // namespace
 
 bool is_loopback(const std::string& host) {
-  return host.starts_with("127.") || host == "localhost" || host == "::1";
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(host.c_str(), nullptr, nullptr, &found) != 0) return false;
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> all(found, &::freeaddrinfo);
+  for (const addrinfo* each = found; each; each = each->ai_next) {
+    if (!is_loopback_address(*each->ai_addr)) return false;
+  }
+  return true;
 }
 
 AccessOptions access_options(const Arguments& args) {

@@ -16,7 +16,7 @@ struct AccessOptions {
 /// From the settings and TERATRON_API_KEY. UserError(config).
 AccessOptions access_options(const Arguments& args);
 
-/// Only this machine reaches the address.
+/// Whether only this machine reaches the address, or all addresses of the name.
 bool is_loopback(const std::string& host);
 
 }  // namespace teratron

@@ -4,6 +4,7 @@
 #include <malloc.h>
 
 #include "teratron/base/background_log.h"
+#include "teratron/base/environment.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/generate/generate_job.h"
@@ -26,9 +27,29 @@ std::string help(const Program& program) {
          "\nModel and tokenizer come from the checkpoint or the Hugging Face folder.\n";
 }
 
-HttpOptions http_options(const Arguments& args, Metrics& metrics) {
+struct Ports {
+  int port = 0;
+  std::optional<PortRange> range = {};
+};
+
+// A port that the user names must be in the range, which `teratron launch` may have given.
+Ports ports_of(const ParsedArguments& parsed) {
+  const Arguments& args = parsed.args;
+  const auto given = args.port_range ? args.port_range : process_environment("TERATRON_PORT_RANGE");
+  if (!given) return {.port = static_cast<int>(args.port)};
+  const char* const name = args.port_range ? "--port-range" : "TERATRON_PORT_RANGE";
+  const PortRange range = parse_port_range(*given, name);
+  if (!parsed.sources.contains("port") || args.port == 0) return {.port = 0, .range = range};
+  require_in_range(static_cast<int>(args.port), "--port", range);
+  return {.port = static_cast<int>(args.port)};
+}
+
+HttpOptions http_options(const ParsedArguments& parsed, Metrics& metrics) {
+  const Arguments& args = parsed.args;
+  const Ports ports = ports_of(parsed);
   return {.host = args.host,
-          .port = static_cast<int>(args.port),
+          .port = ports.port,
+          .ports = ports.range,
           .max_connections = static_cast<size_t>(args.max_connections),
           .max_body_bytes = static_cast<size_t>(args.max_body_bytes),
           .probes = health_paths,
@@ -105,7 +126,7 @@ void serve_rank(const ParsedArguments& parsed, const Registry& registry, const M
   int port = 0;
   if (mesh.rank() == 0) {  // before the model is loaded, since a port in use is soon found
     access = access_options(args);
-    server.emplace(http_options(args, metrics));
+    server.emplace(http_options(parsed, metrics));
     port = server->bind();
   }
   const GenerateJob job = load_generate_job(parsed, mesh, true, registry.families);

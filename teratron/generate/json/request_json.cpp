@@ -129,12 +129,13 @@ nlohmann::ordered_json choice_to_json(const GeneratedChoice& choice, const Gener
 
 }  // namespace
 
-int32_t use_encoder_rules(RequestReader& reader) {
+int32_t use_encoder_rules(RequestReader& reader, const ConfiguredTokens& configured) {
   reader.has_source = true;
-  if (!reader.tokenizer) return -1;
-  const SpecialTokens& special = reader.tokenizer->special();
+  const SpecialTokens special = reader.tokenizer ? reader.tokenizer->special() : SpecialTokens{};
   reader.source_end = special.eos.value_or(-1);
-  reader.decoder_start = decoder_start(special).value_or(-1);
+  const std::optional<int32_t> of_tokenizer = decoder_start(special),
+                               usual = of_tokenizer ? of_tokenizer : configured.pad;
+  reader.decoder_start = configured.decoder_start.value_or(usual.value_or(-1));
   return special.eos.value_or(special.sep.value_or(-1));
 }
 

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/generate/request.h"
+#include "teratron/tokenizer/end_tokens.h"
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {
@@ -25,9 +26,10 @@ struct RequestReader {
   int32_t source_end = -1;     // id after a source of text; -1: none
 };
 
-/// The rules of a tokenizer's special tokens: a decoder begins with bos, cls or pad, a source of text ends
-/// with eos. Returns the token that ends an answer, eos or sep; -1: none.
-int32_t use_encoder_rules(RequestReader& reader);
+/// A decoder begins with what the model's configuration names, else with bos, cls or pad of the tokenizer,
+/// else with pad of the configuration. A source of text ends with the tokenizer's eos. Returns the token that
+/// ends an answer, the tokenizer's eos or sep; -1: none.
+int32_t use_encoder_rules(RequestReader& reader, const ConfiguredTokens& configured);
 /// Makes these tokens of a text the prompt or, of a model with an encoder, the source.
 void set_prompt(const RequestReader& reader, std::vector<int32_t> tokens, GenerationRequest& request);
 

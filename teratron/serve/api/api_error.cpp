@@ -22,14 +22,19 @@ std::string field_of(std::string where) {
   return where;
 }
 
-// "--top-k 5" as "top_k 5".
+bool is_of_server(std::string_view flag) {
+  return flag.starts_with("--inference");
+}
+
+// "--top-k 5" as "top_k 5"; flags of the server stay.
 std::string with_fields(const std::string& text) {
   constexpr std::string_view letters = "abcdefghijklmnopqrstuvwxyz-";
   std::string result;
   for (size_t i = 0; i < text.size();) {
     const bool is_flag = text.compare(i, 2, "--") == 0 && text.find_first_of(letters, i + 2) == i + 2;
     const size_t end = is_flag ? std::min(text.find_first_not_of(letters, i), text.size()) : i + 1;
-    result += is_flag ? field_of(text.substr(i, end - i)) : text.substr(i, 1);
+    const std::string part = text.substr(i, end - i);
+    result += is_flag && !is_of_server(part) ? field_of(part) : part;
     i = end;
   }
   return result;

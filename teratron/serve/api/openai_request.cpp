@@ -13,16 +13,18 @@ using nlohmann::json;
 
 constexpr size_t most_stops = 16;
 
-// OpenAI's and vLLM's values for "off" are the engine's zeros.
-void read_openai_sampling(RequestFields& fields, GenerationRequest& request) {
+// OpenAI's and vLLM's values for "off" are the engine's zeros. Returns whether a seed is named.
+bool read_openai_sampling(RequestFields& fields, GenerationRequest& request) {
   SamplingOptions& sampling = request.sampling;
   sampling.seed = random_seed();
   sampling.top_p = 1.0;
   fields.real("temperature", sampling.temperature);
   fields.integer("top_k", [&](int64_t v) { sampling.top_k = v; });
   fields.real("top_p", sampling.top_p);
+  bool has_seed = false;
   fields.integer("seed", [&](int64_t v) {
-    if (v != -1) sampling.seed = static_cast<uint64_t>(v);  // vLLM's for a random one
+    has_seed = v != -1;  // vLLM's for a random one
+    if (has_seed) sampling.seed = static_cast<uint64_t>(v);
   });
   if (sampling.top_k < -1)
     fields.problem("top_k", fmt::format("top_k = {} is below -1", sampling.top_k), "Use -1 for all tokens");
@@ -40,6 +42,7 @@ void read_openai_sampling(RequestFields& fields, GenerationRequest& request) {
     sampling.top_k = 1;
   }
   if (sampling.top_k == 1) sampling.top_p = 0.0;  // the most probable token always stays
+  return has_seed;
 }
 
 void read_openai_stops(RequestFields& fields, const ServedModel& model, OpenAiRequest& all,
@@ -119,8 +122,8 @@ void refuse_unsupported(RequestFields& fields) {
   fields.ignore_flag("store");
 }
 
-// What completions and chats have in common.
-void read_common(RequestFields& fields, const ServedModel& model, OpenAiRequest& all,
+// What completions and chats have in common. Returns whether a seed is named.
+bool read_common(RequestFields& fields, const ServedModel& model, OpenAiRequest& all,
                  GenerationRequest& request) {
   fields.text("model", [&](const std::string& name) {
     if (name == model.name) return;
@@ -129,12 +132,13 @@ void read_common(RequestFields& fields, const ServedModel& model, OpenAiRequest&
         fmt::format("the model '{}' does not exist; this server has '{}'", printable(name, 80), model.name),
         {.param = "model", .code = "model_not_found"});
   });
-  read_openai_sampling(fields, request);
+  const bool has_seed = read_openai_sampling(fields, request);
   read_openai_stops(fields, model, all, request);
   fields.flag("skip_special_tokens", request.skip_special_tokens);
   fields.integer("n", [&](int64_t v) { request.choices = v; });
   read_stream(fields, all);
   refuse_unsupported(fields);
+  return has_seed;
 }
 
 void check_lengths(const OpenAiRequest& all, const ServedModel& model) {
@@ -226,7 +230,7 @@ OpenAiRequest parse_completion(const json& body, const ServedModel& model) {
   bool echo = false;
   try {
     RequestFields fields(body, "");
-    read_common(fields, model, all, common);
+    const bool has_seed = read_common(fields, model, all, common);
     fields.integer("max_tokens", [&](int64_t v) { common.max_new_tokens = v; });
     fields.flag("echo", echo);
     read_completion_logprobs(fields, echo, all, common);
@@ -237,7 +241,6 @@ OpenAiRequest parse_completion(const json& body, const ServedModel& model) {
       fields.problem("prompt", "there is no prompt", "Add a text or a list of token ids");
     const std::vector<const json*> prompts = read_prompts(fields, model);
     fields.finish();
-    const bool has_seed = fields.has("seed");
     for (const json* each : prompts) {
       all.prompts.push_back(common);
       add_prompt(*each, model, echo, all);

@@ -172,7 +172,7 @@ async function errorText(response) {
   return `${message} ${HINTS[response.status] ?? ''}`.trim();
 }
 
-// Calls `use` with each event of a stream.
+// Calls `use` with each event of a stream and the time at which it came.
 async function readEvents(response, use) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let text = '';;) {
@@ -180,42 +180,40 @@ async function readEvents(response, use) {
     if (done) return;
     const events = (text + value).split('\n\n');
     text = events.pop();
+    const now = performance.now();
     for (const event of events) {
-      if (event.startsWith('data: ') && event !== 'data: [DONE]') use(JSON.parse(event.slice(6)));
+      if (event.startsWith('data: ') && event !== 'data: [DONE]') use(JSON.parse(event.slice(6)), now);
     }
   }
 }
 
-function factsOf(turn, tokens, start, first) {
-  const now = performance.now(), seconds = (now - first) / 1000;
-  const speed = tokens > 1 && seconds > 0 ? `, ${((tokens - 1) / seconds).toFixed(1)} tokens/s` : '';
-  const why = {stop: '', length: '; cut at the maximum', stopped: '; stopped'}[turn.why] ?? '';
-  return `${tokens} tokens${speed}, first after ${((first - start) / 1000).toFixed(2)} s${why}`;
+function factsOf(turn, tokens, pace, start) {
+  const speed = pace.speed(tokens), why = {stop: '', length: '; cut at the maximum', stopped: '; stopped'}[turn.why] ?? '';
+  return `${tokens} tokens${speed === null ? '' : `, ${speed.toFixed(1)} tokens/s`}, first after ${
+    (((pace.first ?? performance.now()) - start) / 1000).toFixed(2)} s${why}`;
 }
 
 async function answer(prompt) {
-  const start = performance.now(), turns = [], counts = [], times = [];
-  let first = 0, stale = false;
+  const start = performance.now(), turns = [], paces = [], whole = new Pace();
+  let counted = null, stale = false;
   const turnOf = index => turns[index] ??= Object.assign(addTurn({role: 'assistant', text: '', prompt: mode === 'completion' ? prompt : '', tokens: []}));
   const redraw = () => {
     const talk = $('talk'), follows = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 80;
     stale = false;
     turns.forEach(box => { box.innerHTML = turnHtml(box.turn).text; });
     if (follows) talk.scrollTop = talk.scrollHeight;
-    if (first) $('status').textContent = factsOf({}, sum(counts), start, first);
+    if (whole.tokens) $('status').textContent = factsOf({}, whole.tokens, whole, start);
   };
-  const use = event => {
+  const use = (event, now) => {
     if (event.error) throw new Error(event.error.message);
     for (const choice of event.choices) {
       const {turn} = turnOf(choice.index), before = turn.tokens.length;
       addChunk(turn, choice);
       const added = Math.max(turn.tokens.length - before, textOf(choice) ? 1 : 0);
-      if (added && !first) first = performance.now();
-      counts[choice.index] = (counts[choice.index] ?? 0) + added;
-      if (added) times.push(performance.now());
+      for (const pace of [whole, paces[choice.index] ??= new Pace()]) pace.add(added, now);
       if (choice.finish_reason) turn.why = choice.finish_reason;
     }
-    if (event.usage && turns.length === 1) counts[0] = event.usage.completion_tokens;
+    if (event.usage && turns.length === 1) counted = event.usage.completion_tokens;
     if (!stale) { stale = true; requestAnimationFrame(redraw); }
   };
   running = new AbortController();
@@ -230,11 +228,11 @@ async function answer(prompt) {
   }
   running = null;
   turns.forEach((box, i) => {
-    box.turn.facts = factsOf(box.turn, counts[i] ?? 0, start, first || performance.now());
+    box.turn.facts = factsOf(box.turn, counted ?? paces[i].tokens, paces[i], start);
     talk.turns.push(box.turn);
   });
   redraw();
-  drawSpeed(times);
+  drawSpeed(whole);
 }
 
 function fail(message) {
@@ -243,11 +241,10 @@ function fail(message) {
 }
 
 // Tokens per second over the time of the answer.
-function drawSpeed(times) {
+function drawSpeed(pace) {
+  const points = pace.curve();
   $('speed').innerHTML = '';
-  if (times.length < 30) return;
-  const window = Math.max(5, Math.round(times.length / 40)), origin = times[0];
-  const points = times.slice(window).map((t, i) => [(t - origin) / 1000, window / Math.max(t - times[i], 1) * 1000]);
+  if (points.length < 2) return;
   $('speed').innerHTML = html`<details><summary>Speed of the last answer</summary>${
     chart({title: 'tokens per second', wide: false, xLabel: 'seconds', series: [{color: 'speed', points}]})}</details>`.text;
   const svg = $('speed').querySelector('svg');

@@ -1,4 +1,4 @@
-#include "teratron/generate/page_pool.h"
+#include "teratron/generate/memory/page_pool.h"
 
 #include "teratron/base/error.h"
 

@@ -1,4 +1,4 @@
-#include "teratron/generate/beam_pages.h"
+#include "teratron/generate/memory/beam_pages.h"
 
 #include <algorithm>
 #include <set>

@@ -19,7 +19,11 @@ struct CacheRequest {
   at::Device device = at::kCPU;
 };
 
-/// Returns one number on all ranks, page 0 included. A notice where memory holds fewer sequences than wanted;
+/// Pages that are wanted and fit, one number on all ranks, page 0 included; 0 where the slots alone are too
+/// much. Collective.
+int64_t fitting_pages(const CacheRequest& request, HostGroup& ranks);
+
+/// As fitting_pages(). A notice where memory holds fewer sequences than wanted;
 /// Fault(out_of_memory) where it holds no page beside the slots. Collective.
 int64_t choose_pages(const CacheRequest& request, HostGroup& ranks);
 
