@@ -13,8 +13,9 @@ if(TARGET teratron_mpi)
   set_target_properties(teratron PROPERTIES INSTALL_RPATH "\$ORIGIN/../${archive_folder}")
 endif()
 install(TARGETS ${layers} ARCHIVE DESTINATION ${archive_folder})
-install(DIRECTORY ${CMAKE_SOURCE_DIR}/teratron DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-        FILES_MATCHING PATTERN "*.h" PATTERN "*.def")
+install(CODE "set(TERATRON_SOURCE_DIR [[${CMAKE_SOURCE_DIR}]])
+set(TERATRON_INCLUDE_FOLDER [[${CMAKE_INSTALL_INCLUDEDIR}]])")
+install(SCRIPT ${CMAKE_CURRENT_LIST_DIR}/InstallHeaders.cmake)
 install(PROGRAMS ${CMAKE_SOURCE_DIR}/tools/wandb_follow.py DESTINATION ${CMAKE_INSTALL_DATADIR}/teratron)
 
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/teratron)

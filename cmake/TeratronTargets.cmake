@@ -99,8 +99,8 @@ function(teratron_proto name proto)
   target_link_options(${name} INTERFACE -Wl,--exclude-libs,libprotobuf-lite.a)
 endfunction()
 
-# teratron_page(symbol page.html [page.js]): SYMBOL.cpp with the page as a string, which is one file: {{style}} and
-# {{shared}} in it are the stylesheet and the script of all pages, {{script}} is its own script.
+# teratron_page(symbol page.html [page.js ...]): SYMBOL.cpp with the page as a string, which is one file: {{style}} and
+# {{shared}} in it are the stylesheet and the script of all pages, {{script}} is its own scripts.
 set(page_folder ${CMAKE_SOURCE_DIR}/teratron/telemetry/page)
 function(teratron_page symbol page)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${page} ${page_folder}/page.css ${page_folder}/page.js)
@@ -109,11 +109,13 @@ function(teratron_page symbol page)
   file(READ ${page_folder}/page.js shared)
   string(REPLACE "{{style}}" "${style}" content "${content}")
   string(REPLACE "{{shared}}" "${shared}" content "${content}")
+  set(scripts)
   foreach(script ${ARGN})
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${script})
     file(READ ${script} own)
-    string(REPLACE "{{script}}" "${own}" content "${content}")
+    string(APPEND scripts "${own}")
   endforeach()
+  string(REPLACE "{{script}}" "${scripts}" content "${content}")
   file(CONFIGURE OUTPUT ${symbol}.cpp @ONLY CONTENT "namespace teratron {
 extern const char* const @symbol@;
 const char* const @symbol@ = R\"html(@content@)html\";

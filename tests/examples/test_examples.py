@@ -123,6 +123,41 @@ def test_custom_loop(built, tmp_path):
     assert (tmp_path / "background" / "latest_checkpointed_iteration.txt").read_text() == "20"
 
 
+OWN_LOOP = """--num-layers 4 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --max-position-embeddings 16
+    --micro-batch-size 2 --global-batch-size 16 --lr 1e-2 --lr-decay-style constant --lr-warmup-iters 5 --train-iters 10
+    --eval-iters 0 --device cpu --tokenizer-type NullTokenizer --vocab-size 30 --mock-data --hidden-dropout 0
+    --attention-dropout 0 --tp 2 --pp 2 --sequence-parallel --use-distributed-optimizer""".split()
+
+
+def test_own_loop(built, tmp_path):
+    program = built("own_loop")
+    ranks = [BINARY, "launch", "--nproc-per-node", "8", "--log-dir", tmp_path / "logs", "--"]
+
+    def steps(output):
+        return [float(loss) for loss in re.findall(r"^step \d+: loss (\S+)$", output, re.MULTILINE)]
+
+    whole = steps(run(*ranks, program, "2", "2", "10", tmp_path / "whole"))
+    run(*ranks, "pretrain", "gpt", *OWN_LOOP, "--run-dir", tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert whole == [line["losses"]["lm loss"] for line in lines if line["type"] == "step"] and len(whole) == 10
+    halves = [steps(run(*ranks, program, "2", "2", steps_done, tmp_path / "halves")) for steps_done in ("5", "10")]
+    assert halves == [whole[:5], whole[5:]]
+    shutil.rmtree(tmp_path / "halves" / "iter_0000010")
+    serial = steps(run(program, "1", "1", "10", tmp_path / "halves"))
+    assert serial == pytest.approx(whole[5:], rel=1e-6), "the checkpoint of 8 ranks on one"
+    refused = run_all(program, "3", "1", "5", tmp_path / "other", code=2).stderr
+    assert "1 ranks are not a multiple of tp 3" in refused
+    assert "usage: own_loop" in run_all(program, code=2).stderr
+
+
+def test_examples_include_public_headers_alone():
+    listed = set(re.findall(r"`([a-z0-9_/]+\.h)`", (ROOT / "docs" / "library.md").read_text()))
+    assert all((ROOT / "teratron" / header).exists() for header in listed)
+    for source in (ROOT / "examples").glob("*/*.*"):
+        included = set(re.findall(r'#include "teratron/(\S+)"', source.read_text()))
+        assert included <= listed, f"{source}: {sorted(included - listed)} are not in docs/library.md"
+
+
 def test_custom_model(built, tmp_path):
     program = built("custom_model")
     alone = run(program, "pretrain", "average", *TINY, "--save", tmp_path / "run", "--save-interval", "10")
