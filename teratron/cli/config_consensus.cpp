@@ -24,6 +24,11 @@ constexpr size_t kMaxDifferences = 20;  // listed in the message
 NamedValues record_of(const RankConfig& mine) {
   json settings = json::parse(mine.settings);
   for (const char* key : kMayDiffer) settings.erase(key);
+  const auto name_folder = [&settings](const char* key, const char* folder) {
+    if (settings.contains(key) && settings[key].is_string()) settings[key] = folder;
+  };
+  name_folder("save", "a folder");
+  name_folder("load", mine.loads_elsewhere ? "another folder than --save" : "the folder of --save");
   NamedValues record;
   for (const auto& [key, value] : settings.items()) record.emplace_back(key, value.dump());
   record.emplace_back("version of teratron", mine.version);

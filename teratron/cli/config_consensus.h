@@ -14,12 +14,15 @@ namespace teratron {
 struct RankConfig {
   std::string settings = {};
   std::string version = {};  // of the program
+  /// --load names another folder than --save (settings/own_run.h).
+  bool loads_elsewhere = false;
   std::optional<UserError> error = {};
 };
 
 /// Compares with all ranks; returns ok if all configs are equal and without error. Otherwise rank 0 throws
 /// UserError naming ranks and settings, and the other ranks get its exit code, to leave with. Settings that
-/// may differ between machines (threads, workers, the cache folder) are ignored.
+/// may differ between machines (threads, workers, the cache folder) are ignored; so are the names of --save
+/// and --load, but not whether they are given, and are one folder.
 ExitCode check_config_consensus(const RankConfig& mine, HostGroup& group);
 
 }  // namespace teratron

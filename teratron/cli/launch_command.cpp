@@ -21,7 +21,7 @@ int launch_command(std::span<const std::string> args) {
   const std::optional<LaunchOptions> options = read_launch_options(args, command_of_program);
   if (!options) return 0;
   log_in_background(fmt::format("The ranks' logs in {} have them", options->log_directory));
-  const SignalQueue signals;
+  SignalQueue signals;
   for (int64_t attempt = 0;; ++attempt) {
     const LaunchJob::Result result = LaunchJob(*options, attempt).run(signals);
     if (result.failure.empty()) {

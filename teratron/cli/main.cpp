@@ -5,10 +5,12 @@
 
 #include "teratron/cli/program.h"
 #include "teratron/cli/wait_policy.h"
+#include "teratron/settings/secret_flags.h"
 
 namespace {
 
 void before_libraries(int, char** argv, char** envp) {
+  teratron::hide_secrets(argv);
   teratron::wait_passively(argv, envp);
 }
 

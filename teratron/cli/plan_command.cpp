@@ -93,6 +93,20 @@ void print_stages(const Arguments& a, const ModelPlan& model, const std::optiona
   }
 }
 
+// Micro-batches are summed in the gradients, so that each data-parallel rank has all of them.
+void print_whole_gradients(const Arguments& a, const ModelPlan& model) {
+  const int64_t replicas = *a.data_parallel_size * a.context_parallel_size;
+  if (!a.use_distributed_optimizer || replicas == 1) return;
+  double largest = 0.0;
+  for (int64_t stage = 0; stage < a.pipeline_model_parallel_size; ++stage)
+    largest = std::max(largest, rank_memory(a, model, stage).gradients);
+  print(
+      "--use-distributed-optimizer divides the optimizer's state by {}. Gradients stay whole on each rank, "
+      "up to "
+      "{:.3f} GiB, where a part would be {:.3f}: micro-batches are summed in them.",
+      replicas, largest / gib, largest / gib / static_cast<double>(replicas));
+}
+
 // What offloaded activations need of the host, and whether this one has it.
 void print_host_memory(const Arguments& a, const ModelPlan& model) {
   double largest = 0.0;
@@ -205,6 +219,7 @@ int plan_command(std::span<const std::string> args, const Registry& registry) {
   if (a.micro_batch_size) {
     const ModelPlan model = family.plan(a, planned_vocabulary(a));
     print_stages(a, model, options.gpu);
+    print_whole_gradients(a, model);
     print_host_memory(a, model);
     if (options.gpu) print_fit(family, a, model, *options.gpu);
   }

@@ -170,11 +170,14 @@ int exit_code_of(const std::function<int()>& work) {
   }
 }
 
-int guarded(char** argv, const std::function<int()>& work) {
-  wait_passively(argv, environ);  // a program of its user; `teratron` has done so earlier
+using Work = std::function<int(const std::vector<std::string>& args)>;
+
+int guarded(int argc, char** argv, const Work& work) {
+  hide_secrets(argv);  // in a program of its user; `teratron` has done so earlier
+  wait_passively(argv, environ);
   std::set_terminate(on_terminate);
   std::signal(SIGXFSZ, SIG_IGN);  // make a file size limit an error of write()
-  const int code = exit_code_of(work);
+  const int code = exit_code_of([&] { return work(take_arguments(argc, argv)); });
   flush_log();
   return code;
 }
@@ -182,13 +185,11 @@ int guarded(char** argv, const std::function<int()>& work) {
 }  // namespace
 
 int main(int argc, char** argv, const Registry& registry) {
-  const std::vector<std::string> args = take_arguments(argc, argv);
-  return guarded(argv, [&] { return dispatch(args, registry); });
+  return guarded(argc, argv, [&](const auto& args) { return dispatch(args, registry); });
 }
 
 int run_loop(int argc, char** argv, const Loop& loop, const Registry& registry) {
-  const std::vector<std::string> args = take_arguments(argc, argv);
-  return guarded(argv, [&] {
+  return guarded(argc, argv, [&](const auto& args) {
     const JobModel model = default_model(registry);
     return run_job(args, model, [&](const ParsedArguments& parsed, World& world, const StopSignals&) {
       const Mesh mesh(mesh_options(parsed.args), world);
@@ -198,6 +199,13 @@ int run_loop(int argc, char** argv, const Loop& loop, const Registry& registry) 
       trainer.saver().finish();
       return ExitCode::ok;
     });
+  });
+}
+
+int run_program(int argc, char** argv, const std::function<void(std::span<const std::string> args)>& work) {
+  return guarded(argc, argv, [&](const auto& args) {
+    work(args);
+    return static_cast<int>(ExitCode::ok);
   });
 }
 

@@ -1,4 +1,4 @@
-// The program as two functions, for custom programs that link libteratron (examples/).
+// The program as functions, for custom programs that link libteratron (examples/).
 //
 //   int main(int argc, char** argv) {
 //     const teratron::Registry registry = {.train_step = [](const teratron::Registry::Context&) {
@@ -9,6 +9,8 @@
 #pragma once
 
 #include <functional>
+#include <span>
+#include <string>
 
 #include "teratron/train/registry.h"
 #include "teratron/train/trainer.h"
@@ -25,5 +27,8 @@ int main(int argc, char** argv, const Registry& registry = {});
 /// such a loop does not see, ends it after some seconds.
 using Loop = std::function<void(Trainer&)>;
 int run_loop(int argc, char** argv, const Loop& loop, const Registry& registry = {});
+
+/// Runs `work` with the program's arguments, in a custom main(); errors end it as above.
+int run_program(int argc, char** argv, const std::function<void(std::span<const std::string> args)>& work);
 
 }  // namespace teratron

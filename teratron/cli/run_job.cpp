@@ -20,6 +20,7 @@
 #include "teratron/device/device.h"
 #include "teratron/plan/rank_memory.h"
 #include "teratron/settings/component_options.h"
+#include "teratron/settings/own_run.h"
 #include "teratron/train/engine/engine_options.h"
 #include "teratron/train/registry.h"
 
@@ -68,7 +69,9 @@ struct JobSpec {
 
   RankConfig rank_config() const {
     if (error) return {.error = error};
-    return {.settings = to_json(parsed.args), .version = TERATRON_VERSION};
+    return {.settings = to_json(parsed.args),
+            .version = TERATRON_VERSION,
+            .loads_elsewhere = loads_elsewhere(parsed.args)};
   }
 };
 
@@ -81,7 +84,7 @@ JobSpec make_job_spec(std::span<const std::string> args, const LaunchEnv& launch
     spec.is_finished =
         launch.size == 1 || !wants_saved_settings(spec.parsed.args) || !spec.parsed.problems.empty();
     if (spec.is_finished)
-      finish_arguments(spec.parsed, read_saved_settings(spec.parsed.args), launch.size, model);
+      finish_arguments(spec.parsed, settings_to_start_with(spec.parsed), launch.size, model);
     spec.world = world_options(spec.parsed.args, launch);
   } catch (const UserError& error) {
     // NCCL ranks rendezvous on GPUs, which a rank without valid settings cannot join: each rank reports its
@@ -95,7 +98,7 @@ JobSpec make_job_spec(std::span<const std::string> args, const LaunchEnv& launch
 /// Rank 0's, as bytes.
 std::string saved_settings(const JobSpec& spec) {
   if (spec.is_finished) return "";
-  const std::optional<SavedSettings> saved = read_saved_settings(spec.parsed.args);
+  const std::optional<SavedSettings> saved = settings_to_start_with(spec.parsed);
   if (!saved) return "";
   const std::vector<uint8_t> bytes = json::to_cbor(json::array({saved->path, saved->config}));
   return {bytes.begin(), bytes.end()};
@@ -258,11 +261,11 @@ void run_model(const ParsedArguments& parsed, const OtherRanks& others,
   const LaunchEnv launch = read_launch_env(process_environment);
   const int64_t size = parsed.args.tensor_model_parallel_size, stages = others.pp * others.cp;
   if (launch.size % stages != 0) {
-    const bool context = others.cp > 1;
+    const bool context = others.cp > 1, pipeline = others.pp > 1;
     throw config_error(
-        {.what = fmt::format("{} = {} does not divide the {} of the job",
-                             context ? "context_parallel_size" : "pipeline_model_parallel_size", stages,
-                             ranks_text(launch.size)),
+        {.what = fmt::format("{}{}{} = {} does not divide the {} of the job",
+                             pipeline ? "pipeline_model_parallel_size" : "", pipeline && context ? " * " : "",
+                             context ? "context_parallel_size" : "", stages, ranks_text(launch.size)),
          .where = context ? "--context-parallel-size" : "--pipeline-model-parallel-size",
          .fix = fmt::format("Start {} ranks, or a multiple", stages)});
   }
@@ -286,12 +289,12 @@ void run_model(const ParsedArguments& parsed, const OtherRanks& others,
 
 }  // namespace
 
-void run_tensor_parallel(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body) {
-  run_model(parsed, {.cp = parsed.args.context_parallel_size}, body);
-}
-
 void run_model_parallel(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body) {
   run_model(parsed, {.pp = parsed.args.pipeline_model_parallel_size}, body);
+}
+
+void run_context_parallel(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body) {
+  run_model(parsed, {parsed.args.pipeline_model_parallel_size, parsed.args.context_parallel_size}, body);
 }
 
 void run_replicas(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body) {

@@ -21,13 +21,13 @@ using RankFunction = std::function<ExitCode(const ParsedArguments&, World&, cons
 /// code.
 int run_job(std::span<const std::string> args, const JobModel& model, const RankFunction& work);
 
-/// Runs `body` on all ranks of the job as one model: its tensor-parallel ranks times
-/// --context-parallel-size. Experts may span more ranks than dense layers (--expert-model-parallel-size,
+/// Runs `body` on all ranks of the job as one model of --pipeline-model-parallel-size stages; the other ranks
+/// are tensor-parallel. Experts may span more ranks than dense layers (--expert-model-parallel-size,
 /// --expert-tensor-parallel-size). Several groups of tensor-parallel ranks then compute the same dense layers
 /// (generate/model_ranks.h). UserError(config) if the sizes are set to other numbers.
-void run_tensor_parallel(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body);
-/// Runs `body` on one model of --pipeline-model-parallel-size stages; the other ranks are tensor-parallel.
 void run_model_parallel(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body);
+/// run_model_parallel() with --context-parallel-size ranks for each sequence.
+void run_context_parallel(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body);
 /// Runs `body` on replicas of a model of --tensor-model-parallel-size (or as many as experts span) x
 /// --pipeline-model-parallel-size ranks, as many as the job has ranks for. UserError(config) if they do not
 /// divide its ranks.

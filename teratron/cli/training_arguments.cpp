@@ -9,6 +9,7 @@
 #include "teratron/base/strings.h"
 #include "teratron/hf/architecture.h"
 #include "teratron/hf/peft.h"
+#include "teratron/megatron/load_source.h"
 
 namespace teratron {
 
@@ -125,8 +126,14 @@ ParsedArguments flag_arguments(std::span<const std::string> args, const JobModel
 
 ParsedArguments given_arguments(std::span<const std::string> args, const JobModel& model) {
   ParsedArguments parsed = flag_arguments(args, model);
-  if (!parsed.help) add_settings(parsed, read_saved_settings(parsed.args), model.family);
+  if (!parsed.help) add_settings(parsed, settings_to_start_with(parsed), model.family);
   return parsed;
+}
+
+std::optional<SavedSettings> settings_to_start_with(const ParsedArguments& parsed) {
+  return read_saved_settings(parsed.args, [&](const std::string& path, std::optional<int64_t> iteration) {
+    return read_megatron_settings({.path = path, .step = iteration}, parsed);
+  });
 }
 
 void finish_arguments(ParsedArguments& parsed, const std::optional<SavedSettings>& saved, int64_t world_size,
@@ -139,7 +146,7 @@ void finish_arguments(ParsedArguments& parsed, const std::optional<SavedSettings
 ParsedArguments pretrain_arguments(std::span<const std::string> args, int64_t world_size,
                                    const JobModel& model) {
   ParsedArguments parsed = flag_arguments(args, model);
-  if (!parsed.help) finish_arguments(parsed, read_saved_settings(parsed.args), world_size, model);
+  if (!parsed.help) finish_arguments(parsed, settings_to_start_with(parsed), world_size, model);
   return parsed;
 }
 

@@ -17,6 +17,8 @@ namespace teratron {
 ParsedArguments flag_arguments(std::span<const std::string> args, const JobModel& model);
 /// As flag_arguments(); with --use-checkpoint-args also the settings of the checkpoint, which is read here.
 ParsedArguments given_arguments(std::span<const std::string> args, const JobModel& model);
+/// read_saved_settings() of a checkpoint of ours or of Megatron-LM.
+std::optional<SavedSettings> settings_to_start_with(const ParsedArguments& parsed);
 /// Finishes the settings of flag_arguments() for `world_size` ranks, with those of the checkpoint.
 /// UserError(config) lists every problem.
 void finish_arguments(ParsedArguments& parsed, const std::optional<SavedSettings>& saved, int64_t world_size,

@@ -287,7 +287,16 @@ INSTANTIATE_TEST_SUITE_P(
         BadKey{"megatron_lm_config:\n  megatron_lm_tp_degre: 2\n", "unknown key"},
         BadKey{"megatron_lm_config:\n  megatron_lm_tp_degree: two\n", "tensor_model_parallel_size = 'two'"},
         BadKey{"megatron_lm_config:\n  custom_loss_function: f\n", "Accelerate's Python programs"},
-        BadKey{"megatron_lm_config:\n  lr_mult: 2.0\n", "lr_mult = '2.0' is not supported"},
+        BadKey{"megatron_lm_config:\n  megatron_lm_use_custom_fsdp: true\n", "parameters are not sharded"},
+        BadKey{"megatron_lm_config:\n  optimizer_cpu_offload: true\n",
+               "optimizer_cpu_offload is not supported"},
+        BadKey{"megatron_lm_config:\n  overlap_cpu_optimizer_d2h_h2d: true\n", "never copied to the host"},
+        BadKey{"megatron_lm_config:\n  use_precision_aware_optimizer: true\n", "is in fp32"},
+        BadKey{"megatron_lm_config:\n  consumed_samples: [8, 0, 0]\n", "has them from its checkpoint"},
+        BadKey{"megatron_lm_config:\n  megatron_lm_lr_warmup:\n    iters: 2\n    more: 3\n",
+               "'megatron_lm_lr_warmup' of megatron_lm_config holds keys"},
+        BadKey{"megatron_lm_config:\n  custom_train_step_kwargs:\n    alpha: 0.25\n",
+               "custom_train_step_kwargs is for Accelerate's Python programs"},
         BadKey{"megatron_lm_config:\n  tp_degree: 2\n  tp-degree: 3\n", "appears twice"},
         BadKey{"language_model:\n  activation_func: sine\n", "activation_func = 'sine'"}));
 

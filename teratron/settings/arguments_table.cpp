@@ -91,10 +91,12 @@ constexpr CompatFlag compat_flags[] = {
 #define ALIAS(flag, values, since, assignments) \
   {flag, values, CompatFlag::Verdict::alias, since, assignments},
 #define NO_OP(flag, values, since, reason) {flag, values, CompatFlag::Verdict::no_op, since, reason},
+#define NO_OP_OF(flag, choices, since, reason) {flag, 1, CompatFlag::Verdict::no_op, since, reason, choices},
 #define REFUSED(flag, values, since, reason) {flag, values, CompatFlag::Verdict::refused, since, reason},
 #include "teratron/settings/compat_flags.def"
 #undef ALIAS
 #undef NO_OP
+#undef NO_OP_OF
 #undef REFUSED
 };
 

@@ -1,8 +1,10 @@
 #include "teratron/settings/arguments.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <regex>
 #include <set>
 #include <string>
 #include <vector>
@@ -11,6 +13,7 @@
 
 #include "teratron/base/file.h"
 #include "teratron/base/strings.h"
+#include "teratron/settings/secret_flags.h"
 #include "teratron/testing/validation.h"
 
 namespace teratron {
@@ -48,6 +51,33 @@ TEST(Arguments, NoFlagsGiveMegatronsDefaults) {
   EXPECT_TRUE(a.add_bias_linear);
   EXPECT_FALSE(a.num_layers.has_value());
   EXPECT_FALSE(a.eval_interval.has_value());
+}
+
+// What `ps` must not show is hidden before the table exists.
+TEST(Arguments, TheFlagsOfSecretsAreKnownEarly) {
+  std::set<std::string> found;
+  for (const Field& field : arguments_schema().fields()) {
+    if (!field.traits.secret) continue;
+    const std::string name(field.name);
+    found.insert("--" + name);
+    found.insert("--" + std::regex_replace(name, std::regex("_"), "-"));
+  }
+  EXPECT_EQ(found, std::set<std::string>(secret_flags.begin(), secret_flags.end()));
+}
+
+TEST(Arguments, SecretsAreHiddenInTheWordsOfTheProgram) {
+  std::vector<std::string> words = {"teratron",      "serve",  "--api-key", "one",
+                                    "--api_key=two", "--port", "5",         "--api-key="};
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  hide_secrets(argv.data());
+  EXPECT_EQ(words[3], "***");
+  EXPECT_EQ(words[4], "--api_key=***");
+  EXPECT_EQ(take_arguments(8, argv.data()),
+            (Args{"serve", "--api-key", "one", "--api_key=two", "--port", "5", "--api-key="}));
+  for (size_t i = 0; i < words.size(); ++i)
+    if (argv[i] != words[i].data()) std::free(argv[i]);
 }
 
 struct Spelling {
@@ -142,10 +172,14 @@ TEST(Arguments, NoOpFlagsGiveNotices) {
   for (const CompatFlag& old : arguments_schema().compat_flags()) {
     if (old.verdict != CompatFlag::Verdict::no_op) continue;
     Args args{std::string(old.flag)};
-    if (old.arity == 1) args.push_back("1");
+    if (old.arity == 1) args.push_back(old.choices.empty() ? "1" : split(old.choices, '|').back());
     const ParsedArguments parsed = parse(args);
     ASSERT_EQ(parsed.notices.size(), 1u) << old.flag;
     EXPECT_TRUE(parsed.notices[0].starts_with(old.flag)) << parsed.notices[0];
+    if (old.choices.empty()) continue;
+    const std::vector<Problem> problems = problems_of({std::string(old.flag), "other"});
+    ASSERT_EQ(problems.size(), 1u) << old.flag;
+    EXPECT_EQ(problems[0].where, old.flag);
   }
 }
 

@@ -112,17 +112,28 @@ std::vector<std::string> fixed_model_fields(const std::string& config, bool fine
 
 namespace {
 
+SavedSettings settings_of(const CheckpointInfo& info) {
+  return {info.path.string(), info.config};
+}
+
+std::optional<SavedSettings> settings_in(const std::string& path, std::optional<int64_t> iteration,
+                                         const OtherSettings& others) {
+  if (const auto info = last_checkpoint(path, iteration)) return settings_of(*info);
+  return others ? others(path, iteration) : std::nullopt;
+}
+
 // What the training starts from. With --fresh that may be the run that is put aside.
-std::optional<CheckpointInfo> source_of_settings(const Arguments& args) {
-  if (std::optional<OwnRun> own = find_own_run(args); own && own->last) {
-    if (!own->iteration) return std::move(own->last);
-    return last_checkpoint(*args.save, own->iteration);
+std::optional<SavedSettings> source_of_settings(const Arguments& args, const OtherSettings& others) {
+  if (const std::optional<OwnRun> own = find_own_run(args); own && own->last) {
+    if (!own->iteration) return settings_of(*own->last);
+    return settings_in(*args.save, own->iteration, nullptr);
   }
-  std::optional<CheckpointInfo> info;
-  if (reads_load(args)) info = last_checkpoint(*args.load, args.ckpt_step);
-  if (!info && args.pretrained_checkpoint) info = last_checkpoint(*args.pretrained_checkpoint);
-  if (!info && args.fresh && args.save) info = last_checkpoint(*args.save);
-  return info;
+  std::optional<SavedSettings> found;
+  if (reads_load(args)) found = settings_in(*args.load, args.ckpt_step, others);
+  if (!found && args.pretrained_checkpoint)
+    found = settings_in(*args.pretrained_checkpoint, std::nullopt, others);
+  if (!found && args.fresh && args.save) found = settings_in(*args.save, std::nullopt, nullptr);
+  return found;
 }
 
 }  // namespace
@@ -131,11 +142,8 @@ bool wants_saved_settings(const Arguments& args) {
   return args.use_checkpoint_args || args.task;
 }
 
-std::optional<SavedSettings> read_saved_settings(const Arguments& args) {
-  if (!wants_saved_settings(args)) return std::nullopt;
-  const std::optional<CheckpointInfo> info = source_of_settings(args);
-  if (!info) return std::nullopt;
-  return SavedSettings{info->path.string(), info->config};
+std::optional<SavedSettings> read_saved_settings(const Arguments& args, const OtherSettings& others) {
+  return wants_saved_settings(args) ? source_of_settings(args, others) : std::nullopt;
 }
 
 namespace {

@@ -1,6 +1,8 @@
 // Settings saved in a checkpoint, compared with those of the run that loads it.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -33,10 +35,13 @@ struct SavedSettings {
 };
 /// --use-checkpoint-args, or --task.
 bool wants_saved_settings(const Arguments& args);
+/// The settings of a folder or file of another format; nullopt if it is not one.
+using OtherSettings =
+    std::function<std::optional<SavedSettings>(const std::string& path, std::optional<int64_t> iteration)>;
 /// The settings of what the training starts from: the run in --save (own_run.h), else --load (--ckpt-step),
-/// else --pretrained-checkpoint. Nullopt if there is no checkpoint, or they are not wanted. Reads manifests,
-/// so one rank of many calls it. Not collective.
-std::optional<SavedSettings> read_saved_settings(const Arguments& args);
+/// else --pretrained-checkpoint, which `others` may read. Nullopt if there is no checkpoint, or they are not
+/// wanted. Reads manifests, so one rank of many calls it. Not collective.
+std::optional<SavedSettings> read_saved_settings(const Arguments& args, const OtherSettings& others);
 /// Takes the settings of model, tokenizer and sequence length that the user did not set, with
 /// --use-checkpoint-args the precision too, and adds a notice. Call before validate_arguments().
 void use_checkpoint_args(ParsedArguments& parsed, const SavedSettings& settings);

@@ -14,11 +14,11 @@ namespace {
 
 // A key of Accelerate's configuration. Other keys must be fields.
 struct AccelerateKey {
-  enum class Kind : uint8_t { renamed, launcher, only, usual, no_op, all_logging, python };
+  enum class Kind : uint8_t { renamed, launcher, only, absent, usual, no_op, all_logging, python };
   std::string_view key;
   Kind kind;
-  /// renamed: the field; only: the supported values, "a|b"; usual: values that need no notice; no_op: the
-  /// reason
+  /// renamed: the field; only: the supported values, "a|b"; absent: what to use in its place; usual: values
+  /// that need no notice; no_op: the reason
   std::string_view text;
 };
 
@@ -51,18 +51,22 @@ constexpr AccelerateKey plugin_keys[] = {
     {"sequence_parallelism", Kind::renamed, "sequence_parallel"},
     {"gradient_clipping", Kind::renamed, "clip_grad"},
     {"decoder_last_pipeline_num_layers", Kind::renamed, "decoder_last_pipeline_num_layers"},
+    {"attention_backend", Kind::no_op, "the fastest applicable attention kernel is used"},
     {"is_train_batch_min", Kind::no_op, "the batch size of a rank is micro_batch_size"},
     {"megatron_dataset_flag", Kind::no_op, "datasets are always in Megatron-LM's format"},
-    {"lr_mult", Kind::only, "1|1.0"},
-    {"use_custom_fsdp", Kind::only, "false"},
-    {"optimizer_cpu_offload", Kind::only, "false"},
-    {"use_precision_aware_optimizer", Kind::only, "false"},
-    {"overlap_cpu_optimizer_d2h_h2d", Kind::only, "false"},
-    {"return_logits", Kind::only, "false"},
+    {"use_custom_fsdp", Kind::absent,
+     "parameters are not sharded over data-parallel ranks. use_distributed_optimizer shards the optimizer's "
+     "state over them, tp_degree and pp_degree the parameters"},
+    {"optimizer_cpu_offload", Kind::absent,
+     "the optimizer's state stays where its parameters are. use_distributed_optimizer divides it by the "
+     "data-parallel size"},
+    {"use_precision_aware_optimizer", Kind::absent,
+     "the optimizer's state is in fp32. use_distributed_optimizer divides it by the data-parallel size"},
+    {"overlap_cpu_optimizer_d2h_h2d", Kind::absent, "the optimizer's state is never copied to the host"},
     {"set_all_logging_options", Kind::all_logging, ""},
-    {"consumed_samples", Kind::python, ""},
-    {"no_wd_decay_cond", Kind::python, ""},
-    {"scale_lr_cond", Kind::python, ""},
+    {"consumed_samples", Kind::absent,
+     "a training that goes on has them from its checkpoint (--load, --save). iterations_to_skip leaves steps "
+     "of a new one out"},
     {"custom_train_step_class", Kind::python, ""},
     {"custom_train_step_kwargs", Kind::python, ""},
     {"custom_model_provider_function", Kind::python, ""},
@@ -138,7 +142,22 @@ class ConfigFile {
     result_.problems.push_back({.what = std::move(what), .where = entry.value_where, .fix = std::move(fix)});
   }
 
+  // A mapping under a key of the plugin that takes a value.
+  void reject_nested(const YamlEntry& entry) {
+    const std::string key = entry.section.substr(entry.section.find('.') + 1);
+    if (!rejected_sections_.insert(entry.section).second) return;
+    YamlEntry value = entry;
+    value.values = {"..."};
+    constexpr std::string_view prefix = "megatron_lm_";
+    const std::string name = key.starts_with(prefix) ? key.substr(prefix.size()) : key;
+    const auto* known = std::ranges::find(plugin_keys, name, &AccelerateKey::key);
+    if (known != std::end(plugin_keys) && known->kind == Kind::python) return apply_key(*known, value);
+    reject(entry, fmt::format("'{}' of megatron_lm_config holds keys, not a value", printable(key)),
+           "Give it one value; only other_megatron_args holds more, the flags of the training");
+  }
+
   void reject_section(const YamlEntry& entry) {
+    if (entry.section.starts_with("megatron_lm_config.")) return reject_nested(entry);
     const std::string section = entry.section.substr(0, entry.section.find('.'));
     if (!rejected_sections_.insert(section).second) return;
     const bool other = section == "deepspeed_config" || section == "fsdp_config";
@@ -160,6 +179,10 @@ class ConfigFile {
         if (is_one_of(value, known.text)) return;
         return reject(entry, fmt::format("{} = '{}' is not supported", known.key, printable(value)),
                       fmt::format("Remove it; the only supported value is {}", known.text));
+      case Kind::absent:
+        if (std::ranges::all_of(entry.values, [](const auto& v) { return is_one_of(v, "false|no|0"); }))
+          return;
+        return reject(entry, fmt::format("{} is not supported: {}", known.key, known.text), "Remove it");
       case Kind::usual:
         if (entry.values.empty() || is_one_of(value, known.text)) return;
         result_.notices.push_back(fmt::format("{} = '{}' has no effect", known.key, printable(value)));

@@ -59,6 +59,7 @@ bool reads_load(const Arguments& args) {
 std::optional<CheckpointInfo> last_checkpoint(const std::string& directory,
                                               std::optional<int64_t> iteration) {
   std::error_code ignored;
+  if (fs::is_regular_file(directory, ignored)) return std::nullopt;  // of another format
   std::vector<fs::path> paths = list_checkpoints(directory);
   if (fs::exists(fs::path(directory) / "manifest.json", ignored)) paths = {directory};
   for (const fs::path& path : paths) {

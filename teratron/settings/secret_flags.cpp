@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
-#include <cstring>
 
 #include "teratron/settings/arguments.h"
 
@@ -27,28 +26,21 @@ std::string secret_variable(const Field& field) {
 }
 
 std::vector<std::string> take_arguments(int argc, char** argv) {
-  const bool launches = argc > 1 && std::string(argv[1]) == "launch";
-  std::vector<std::string> args;
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
+  std::vector<std::string> args(argv + std::min(argc, 1), argv + argc);
+  if (args.empty() || args.front() != "launch") return args;
+  std::vector<std::string> shown;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const std::string& word = args[i];
     const Field* const secret = secret_of(word);
     const size_t equals = word.find('=');
-    const bool is_next = equals == word.npos && i + 1 < argc;
-    if (!secret || (equals == word.npos && !is_next)) {
-      args.push_back(word);
+    if (!secret || (equals == word.npos && i + 1 == args.size())) {
+      shown.push_back(word);
       continue;
     }
-    char* const shown = is_next ? argv[++i] : argv[i] + equals + 1;
-    const std::string value = shown;
-    std::memset(shown, '*', value.size());
-    if (launches) {
-      ::setenv(secret_variable(*secret).c_str(), value.c_str(), /*overwrite=*/1);
-      continue;
-    }
-    args.push_back(is_next ? word : word.substr(0, equals + 1) + value);
-    if (is_next) args.push_back(value);
+    const std::string value = equals == word.npos ? args[++i] : word.substr(equals + 1);
+    ::setenv(secret_variable(*secret).c_str(), value.c_str(), /*overwrite=*/1);
   }
-  return args;
+  return shown;
 }
 
 }  // namespace teratron

@@ -71,6 +71,9 @@ def test_from_sentences_to_transformers(text, tmp_path):
     with torch.no_grad():
         expected = model(ids[None]).prediction_logits[0]
     torch.testing.assert_close(load_file(tmp_path / "logits")["logits.0"], expected, atol=1e-5, rtol=1e-4)
+    teratron("launch", "--nproc-per-node", "2", "--backend", "threads", "--log-dir", tmp_path / "logs", "--", "logits", "--load",
+             tmp_path / "run", "--input", tmp_path / "ids.txt", "--output", tmp_path / "stages", "--device", "cpu", "--pp", "2")
+    torch.testing.assert_close(load_file(tmp_path / "stages")["logits.0"], expected, atol=1e-5, rtol=1e-4)
     message(teratron("generate", "--load", tmp_path / "run", "--prompt", "the cat", code=2), "do not generate text",
             "one of gpt, t5")
     gpt = teratron("pretrain", "gpt", *flags, "--tokenizer-type", "BertWordPieceLowerCase", "--load", tmp_path / "run",

@@ -78,6 +78,28 @@ def test_bad_lines_are_errors_and_the_others_are_answered(checkpoint, tmp_path):
     assert f"{len(bad)} of {len(lines)} lines have errors" in result.stderr
 
 
+def test_requests_of_more_rows_than_the_engine_opened_with(checkpoint, tmp_path):
+    """Accelerate's megatron_generate with num_beams=20, and 30 answers: a CPU opens with 16 rows."""
+    wide = [{"prompt": "1 2 3", "num_beams": 20, "num_return_sequences": 20, "length_penalty": 1.5, "max_new_tokens": 4},
+            {"prompt": "4 5", "num_return_sequences": 30, "max_new_tokens": 4, "seed": 5}]
+    write_lines(tmp_path / "in.jsonl", [LINES[1], *wide, LINES[0]])
+    _, (greedy, beams, samples, last) = generate(checkpoint, tmp_path)
+    scores = [choice["score"] for choice in beams["choices"]]
+    assert len(scores) == 20 and scores == sorted(scores, reverse=True) and len(samples["choices"]) == 30
+    _, opened_with_40 = generate(checkpoint, tmp_path, "--inference-max-requests", "40")
+    assert opened_with_40[2] == samples and opened_with_40[0]["tokens"] == greedy["tokens"]
+    assert [choice["score"] for choice in opened_with_40[1]["choices"]] == pytest.approx(scores, abs=1e-5)
+    refused, lines = generate(checkpoint, tmp_path, "--inference-max-requests", "4", code=3)
+    for number in (1, 2):
+        assert "a request may have 4" in lines[number]["error"] and "Raise --inference-max-requests" in lines[number]["error"]
+    assert lines[0]["tokens"] == greedy["tokens"] and lines[3] == last, refused.stderr
+    texts = teratron("generate", "--load", checkpoint, "--device", "cpu", "--prompt", "1 2 3", "--num-beams", "20", "--length-penalty",
+                     "1.5", "--max-new-tokens", "4").stdout
+    assert texts.startswith("1 2 3")
+    message(teratron("generate", "--load", checkpoint, "--prompt", "1", "--num-beams", "20", "--inference-max-requests", "8", code=2),
+            "--num-beams", "--inference-max-requests is 8")
+
+
 def test_equal_prompts_are_different_samples(checkpoint, tmp_path):
     line = {"prompt": "1 2", "max_new_tokens": 12}
     write_lines(tmp_path / "in.jsonl", [line, line, line | {"num_return_sequences": 3}, line, line | {"seed": 4}, line | {"seed": 4}])
@@ -86,6 +108,19 @@ def test_equal_prompts_are_different_samples(checkpoint, tmp_path):
     assert len(set(choices[:6])) == 6 and choices[6] == choices[7]
     said = teratron("generate", "--load", checkpoint, "--device", "cpu", "--max-new-tokens", 12, "--prompt", *["1 2"] * 3).stdout
     assert len(set(said.strip().split("\n\n"))) == 3, said
+
+
+def test_lines_share_no_random_numbers(checkpoint, tmp_path):
+    """So hot that a token follows from its random number alone: prompts of one length would give one text."""
+    lines = [{"tokens": tokens, "max_new_tokens": 12, "temperature": 100} for tokens in ([5, 6], [7, 8], [30, 31], [5, 6])]
+    write_lines(tmp_path / "in.jsonl", [*lines, *(line | {"random_seed": 8} for line in lines)])
+    texts = [answer["tokens"] for answer in generate(checkpoint, tmp_path)[1]]
+    pairs = [(one, other) for part in (texts[:4], texts[4:]) for i, one in enumerate(part) for other in part[:i]]
+    alike = [sum(a == b for a, b in zip(*pair)) / min(map(len, pair)) for pair in pairs]
+    assert max(alike[:6]) < 0.5 < min(alike[6:]), alike
+    assert [answer["tokens"] for answer in generate(checkpoint, tmp_path)[1]] == texts, "the flags' seed"
+    other = [answer["tokens"] for answer in generate(checkpoint, tmp_path, "--seed", "9")[1]]
+    assert other[4:] == texts[4:] and all(a != b for a, b in zip(other[:4], texts[:4]))
 
 
 def test_requests_at_the_edges(checkpoint, tmp_path):

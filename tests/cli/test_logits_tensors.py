@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save, save_file
 pytestmark = needs_binary
 
 
-def outputs(run, folder, tensors, start=(), name="in.safetensors"):
+def outputs(run, folder, tensors, start=(), name="in.safetensors", layout=()):
     save_file(tensors, folder / name)
     teratron(*start, "logits", "--load", run, "--input", folder / name, "--output", folder / "out.safetensors",
-             "--device", "cpu")
+             "--device", "cpu", *layout)
     return load_file(folder / "out.safetensors")
 
 
@@ -41,11 +41,12 @@ def test_many_rows_are_computed_in_parts(tmp_path, unbroken):
                                atol=1e-6, rtol=1e-6)
 
 
-def test_tensor_parallel_ranks(tmp_path, unbroken):
+@pytest.mark.parametrize("layout", [[], ["--pp", "2"]])
+def test_tensor_and_pipeline_parallel_ranks(tmp_path, unbroken, layout):
     tokens = {"tokens": torch.tensor([[1, 2, 3], [60, 5, 6]])}
     alone = outputs(unbroken, tmp_path, tokens)["logits"]
     ranks = ["launch", "--nproc-per-node", "2", "--log-dir", tmp_path / "logs", "--"]
-    torch.testing.assert_close(outputs(unbroken, tmp_path, tokens, ranks)["logits"], alone, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(outputs(unbroken, tmp_path, tokens, ranks, layout=layout)["logits"], alone, atol=1e-5, rtol=1e-5)
 
 
 def test_only_a_bert_has_embeddings(tmp_path, unbroken):

@@ -1,4 +1,7 @@
 """`teratron plan`: what a command line would do, on a machine that could never do it."""
+import re
+
+import pytest
 from program import MOCK, needs_binary, teratron, train
 
 pytestmark = needs_binary
@@ -18,6 +21,10 @@ def test_a_layout_for_512_ranks_is_shown_with_the_source_of_every_setting():
     assert "data_parallel_size = 16  (derived)" in result.stdout
     assert "num_micro_batches = 16  (derived)" in result.stdout
     rows = [line for line in result.stdout.splitlines() if line.split()[:1] in (["0"], ["3"])]
+    assert "tp+pp " in result.stdout, "the model-parallel groups"
+    gradients = max(float(line.split()[3]) for line in rows if "embedding" in line or "loss" in line)
+    whole, part = re.search(r"Gradients stay whole on each rank, up to (\S+) GiB, where a part would be (\S+):", result.stdout).groups()
+    assert float(whole) == pytest.approx(gradients, abs=1e-3) and float(part) == pytest.approx(gradients / 16, abs=1e-3)
     assert "embedding 0-5" in rows[0] and rows[-1].endswith("18-23 loss")
 
 
@@ -28,6 +35,40 @@ def test_parameters_of_a_rank_are_those_of_the_model():
                   "2", "--pp", "2", "--world-size", "4")
     counts = [int(line.split()[1]) for line in result.stdout.splitlines() if line.strip().startswith(("0 ", "1 "))]
     assert counts == [210753280, 209445120]
+
+
+def planned(*flags):
+    """The rows of the memory table by column; the last ones, stage by stage."""
+    lines = plan("gpt", *flags).stdout.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.split()[:2] == ["stage", "parameters"])
+    names = lines[first].split()
+    rows = [line.split() for line in lines[first + 1:] if line.split() and line.split()[0].isdigit()]
+    return [{name: float(value) for name, value in zip(names[:7], row)} for row in rows]
+
+
+GIB = 2.0**30
+
+
+def test_published_bytes_of_the_distributed_optimizer():
+    """"12 bytes of a parameter become 12 / 4 = 3 on four ranks"; in bf16 the weights are half of the master weights: 10."""
+    model = ["--num-layers", "24", "--hidden-size", "1024", "--num-attention-heads", "16", "--seq-length", "1024", "--micro-batch-size",
+             "4", "--global-batch-size", "16", "--tokenizer-type", "NullTokenizer", "--vocab-size", "50256", "--use-distributed-optimizer"]
+    for precision, ranks, expected in (("--fp16", 1, 12), ("--fp16", 4, 3), ("--bf16", 1, 10), ("--bf16", 4, 2.5)):
+        row, = planned(*model, precision, "--world-size", str(ranks))
+        assert abs(row["optimizer"] * GIB / row["parameters"] - expected) < 0.01 * expected, precision
+
+
+def test_published_activations_of_selective_recomputation():
+    """Of GPT-3's activations with stored scores, s b h (34 + 5 a s / h) bytes of a layer over t ranks (Korthikanti et al. 2022),
+    selective recomputation saves 70 %. Fused attention does not store scores in the first place."""
+    layers, hidden, heads, sequence, ranks = 96, 12288, 96, 2048, 8
+    rows = planned("--num-layers", str(layers), "--hidden-size", str(hidden), "--num-attention-heads", str(heads), "--seq-length",
+                   str(sequence), "--micro-batch-size", "1", "--global-batch-size", "64", "--tokenizer-type", "NullTokenizer", "--vocab-size",
+                   "51199", "--tp", str(ranks), "--pp", "8", "--sp", "--bf16", "--world-size", "64")
+    microbatches = 7  # that stage 1 of 8 holds, of its 12 layers
+    layer = rows[1]["activations"] * GIB / microbatches / 12
+    stored = sequence * hidden * (34 + 5 * heads * sequence / hidden) / ranks
+    assert 0.70 < 1 - layer / stored < 0.75
 
 
 def test_every_problem_is_told_at_once():

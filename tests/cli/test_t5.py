@@ -77,6 +77,10 @@ def logits_of_a_checkpoint(folder):
     logits("plain", encoder_tokens=source, decoder_tokens=target)
     plain = load_file(folder / "out.safetensors")["lm_logits"]
     assert plain.shape == (2, 3, len(SPECIAL) + len(WORDS) + 2 + 2 + 20)  # words, [BOS] and [EOS], sentinels
+    teratron("launch", "--nproc-per-node", "2", "--backend", "threads", "--log-dir", folder / "logs", "--", "logits", "--load", folder / "run",
+             "--input", folder / "plain.safetensors", "--output", folder / "stages.safetensors", "--device", "cpu", "--pp", "2",
+             "--pipeline-model-parallel-split-rank", "1")
+    torch.testing.assert_close(load_file(folder / "stages.safetensors")["lm_logits"], plain, atol=1e-5, rtol=1e-5)
     padded = [row + [1, 1] for row in source]
     logits("padded", encoder_tokens=padded, encoder_mask=[[1] * 5 + [0] * 2] * 2,
            decoder_tokens=[row + [9] for row in target], decoder_mask=[[1, 1, 1, 0]] * 2)
@@ -211,3 +215,10 @@ def test_scripts(script, text, tmp_path):
                           env={**os.environ, **{name: str(value) for name, value in variables.items()}})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert (tmp_path / "run" / "latest_checkpointed_iteration.txt").read_text() == "8"
+
+
+def test_learned_positions_have_no_model_of_transformers(tmp_path):
+    """--hf-out says so before the first step."""
+    refused = train(*MOCK_T5, "--hf-out", tmp_path / "out", code=4)
+    message(refused, "position_embedding_type")
+    assert " iteration " not in refused.stdout and not (tmp_path / "out").exists()

@@ -95,15 +95,16 @@ def test_tasks_names_the_flag(gpt, tmp_path, flags, words):
     assert words in message(teratron("tasks", "--load", gpt, *flags, "--device", "cpu", code=2))
 
 
-def test_a_checkpoint_of_megatron_is_named(tmp_path):
+def test_what_is_no_checkpoint_of_megatron_is_named(tmp_path):
     folder = tmp_path / "megatron"
     (folder / "iter_0000050" / "mp_rank_00").mkdir(parents=True)
     (folder / "latest_checkpointed_iteration.txt").write_text("50")
     (folder / "iter_0000050" / "mp_rank_00" / "model_optim_rng.pt").write_bytes(b"PK\3\4")
+    data = small_mnli(tmp_path)
     for flag in ("--load", "--pretrained-checkpoint"):
-        refused = teratron("tasks", "--task", "MNLI", flag, folder, code=4)
-        assert f"teratron ckpt convert --from-megatron {folder} --save NEW" in message(refused)
-    assert "ckpt convert --from-megatron" in message(teratron("eval", "--load", folder, "--data", "x", code=4))
+        refused = teratron("tasks", "--task", "MNLI", flag, folder, *data, "--device", "cpu", code=4)
+        message(refused, "not a file of torch.save", "mp_rank_00/model_optim_rng.pt")
+    message(teratron("eval", "--load", folder, "--data", "x", "--device", "cpu", code=4), "not a file of torch.save")
 
 
 def test_settings_come_from_the_checkpoint_and_epochs_are_saved(bert, tmp_path):
@@ -170,6 +171,15 @@ def test_a_model_that_is_not_the_checkpoints_is_refused(gpt, tmp_path, flags):
         refused = teratron(*command, "--load", gpt, "--device", "cpu", *flags, code=2)
         message(refused, flags[0], "in the checkpoint", "Leave it out")
         assert sorted(path.name for path in tmp_path.iterdir()) == before, command
+
+
+def test_a_setting_of_the_model_without_effect_is_said(gpt, tmp_path):
+    """As training says it."""
+    (tmp_path / "ids.txt").write_text("1 2 3\n")
+    said = teratron("logits", "--input", tmp_path / "ids.txt", "--output", tmp_path / "out.safetensors", "--load", gpt, "--device", "cpu",
+                    "--rotary-base", "3", "--moe-router-topk", "2").stderr.splitlines()
+    assert said == ["notice: --rotary-base has no effect without --position-embedding-type rope|yarn",
+                    "notice: --moe-router-topk has no effect without --num-experts"]
 
 
 @pytest.mark.parametrize("flags", [["--norm-epsilon", "0.1"], ["--swiglu"]], ids=" ".join)

@@ -30,7 +30,6 @@ constexpr Spelling conversion[] = {
     {"--saver-transformer-impl", "local", "--megatron-names mcore"},
     {"--saver-transformer-impl", "transformer_engine", "--megatron-names mcore-te"},
     {"--loader-transformer-impl", "local|transformer_engine", ""},
-    {"--model-type", "GPT|BERT|T5", ""},
     {"--model-size", "*", ""},
     {"--checkpoint-type", "hf", ""},
     {"--max-queue-size", "*", ""},
@@ -94,6 +93,24 @@ constexpr PublishedProgram programs[] = {
     {"run_clm_no_trainer.py", run_clm},
     {"run_clm.py", run_clm},
 };
+
+struct AbsentProgram {
+  std::string_view file, why;
+};
+
+constexpr AbsentProgram absent[] = {
+    {"pretrain_ict.py", "there are no retrieval models (ICT, REALM, ORQA), whose encoders start from a BERT"},
+    {"pretrain_retro.py", "there are no Retro models, which read neighbours of each chunk of a text"},
+    {"preprocess_retro.py", "there are no Retro models, whose neighbours it looks up"},
+};
+
+void refuse_absent(const std::string& path, std::string_view name) {
+  const auto* const found = std::ranges::find(absent, name, &AbsentProgram::file);
+  if (found == std::end(absent)) return;
+  throw config_error({.what = fmt::format("{} is not supported: {}", name, found->why),
+                      .where = printable(path, 1000),
+                      .fix = "`teratron pretrain` lists the models that are trained"});
+}
 
 // What "*" of the pattern is in the name; nullopt if they differ.
 std::optional<std::string> matched(std::string_view pattern, std::string_view name) {
@@ -186,6 +203,7 @@ std::optional<std::vector<std::string>> command_of_program(std::span<const std::
   if (args.empty()) return std::nullopt;
   const std::string& path = args[0];
   const std::string_view name = std::string_view(path).substr(path.rfind('/') + 1);
+  refuse_absent(path, name);
   for (const PublishedProgram& program : programs) {
     const std::optional<std::string> star = matched(program.file, name);
     if (!star) continue;

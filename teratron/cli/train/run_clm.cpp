@@ -134,23 +134,43 @@ std::string text_in(const fs::path& folder, std::initializer_list<std::string_vi
   return "";
 }
 
+/// The texts of the splits in a folder of a dataset, or in that of its configuration.
+Texts texts_in(fs::path folder, const std::optional<std::string>& configuration) {
+  if (configuration && is_folder(folder / *configuration)) folder /= *configuration;
+  return {text_in(folder, {"train"}), text_in(folder, {"valid", "dev"}), true};
+}
+
+// What Hugging Face's programs make of a dataset are tables in parquet and Arrow, which nothing here reads.
+UserError no_texts(const std::string& name, const std::optional<std::string>& configuration, bool is_cached) {
+  const std::string arguments =
+      fmt::format("'{}'{}", name, configuration ? fmt::format(", '{}'", *configuration) : "");
+  const std::string folder = name.substr(name.rfind('/') + 1);
+  return data_error(
+      {.what =
+           is_cached
+               ? fmt::format("'{}' is in Hugging Face's cache, but in no format that is read (*train*.txt, "
+                             ".raw, .json or .jsonl)",
+                             printable(name, 200))
+               : fmt::format("'{}' is neither a folder with a text of its train split (*train*.txt, .raw, "
+                             ".json or .jsonl) nor a name in Hugging Face's cache, and nothing is downloaded",
+                             printable(name, 200)),
+       .where = "--dataset_name",
+       .fix = fmt::format("Write its texts with `python -c \"from datasets import load_dataset; "
+                          "d = load_dataset({}); [d[s].to_json('{}/' + s + '.jsonl') for s in d]\"` and name "
+                          "that folder, or "
+                          "give the texts: --train_file FILE --validation_file FILE",
+                          printable(arguments, 400), printable(folder, 200))});
+}
+
 Texts texts_of(const Flags& flags) {
   if (!flags.dataset) return {flags.train_file.value_or(""), flags.validation_file.value_or("")};
   if (flags.train_file) return {*flags.train_file, flags.validation_file.value_or(""), true};
-  fs::path folder = *flags.dataset;
-  if (flags.dataset_config && is_folder(folder / *flags.dataset_config)) folder /= *flags.dataset_config;
-  Texts texts{.drop_blank_rows = true};
-  if (is_folder(folder)) {
-    texts.train = text_in(folder, {"train"});
-    texts.validation = text_in(folder, {"valid", "dev"});
-  }
+  const std::string& name = *flags.dataset;
+  const bool is_folder_here = is_folder(name);
+  const std::optional<fs::path> folder = is_folder_here ? fs::path(name) : cached_hf_dataset(name);
+  const Texts texts = folder ? texts_in(*folder, flags.dataset_config) : Texts{};
   if (!texts.train.empty()) return texts;
-  throw data_error(
-      {.what = fmt::format("'{}' is not a folder with a text of its train split (*train*.txt, .raw, .json or "
-                           ".jsonl), and nothing is downloaded",
-                           printable(folder.string(), 200)),
-       .where = "--dataset_name",
-       .fix = "Name such a folder, or give the texts: --train_file FILE --validation_file FILE"});
+  throw no_texts(name, flags.dataset_config, folder && !is_folder_here);
 }
 
 int64_t rows_of(const std::string& file) {
@@ -173,6 +193,7 @@ class RunClm {
     const Texts texts = texts_of(flags_);
     if (!texts.train.empty() || !texts.validation.empty()) use(texts);
     const LaunchEnv launch = read_launch_env(process_environment);
+    if (launch.rank == 0) print("Building gpt model in the pre-training mode.");
     if (launch.rank == 0)
       notice("run_clm's flags are{}: {}",
              ignored_.empty() ? "" : fmt::format(" (without effect: {})", fmt::join(ignored_, ", ")),
@@ -202,8 +223,8 @@ class RunClm {
     add("--load", f.resume);
     if (f.checkpoint) add({"--load", *f.checkpoint, "--finetune"});
     const bool per_epoch = f.checkpointing_steps == "epoch";
+    if (per_epoch) add({"--save-each-epoch"});
     if (!per_epoch) add("--save-interval", f.checkpointing_steps);
-    ignore("--checkpointing_steps epoch", per_epoch);
     ignore("--per_device_eval_batch_size", f.eval_batch.has_value());
     ignore("--use_slow_tokenizer", f.slow_tokenizer);
     ignore("--low_cpu_mem_usage", f.low_memory);

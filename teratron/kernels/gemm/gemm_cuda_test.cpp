@@ -3,8 +3,8 @@
 
 #include "teratron/kernels/gemm/launchers.h"
 #include "teratron/testing/kernels.h"
-#include "teratron/testing/linear_activation.h"
-#include "teratron/testing/linear_products.h"
+#include "teratron/testing/linear/linear_activation.h"
+#include "teratron/testing/linear/linear_products.h"
 
 namespace teratron {
 namespace {

@@ -1,7 +1,7 @@
 #include "teratron/kernels/gemm/gemm_cpu.h"
 #include "teratron/kernels/gemm/gemm_heuristic.h"
-#include "teratron/testing/linear_activation.h"
-#include "teratron/testing/linear_products.h"
+#include "teratron/testing/linear/linear_activation.h"
+#include "teratron/testing/linear/linear_products.h"
 
 namespace teratron {
 namespace {

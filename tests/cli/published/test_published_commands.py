@@ -119,6 +119,22 @@ def test_a_step_schedule_beside_a_batch_size(files):
     assert "--global-batch-size 8 has no effect: --step-batch-size-schedule holds every batch size" in done.stderr
 
 
+def test_flags_of_the_source_walk(files):
+    """Those without effect have Megatron-LM's values alone; --mmap-warmup changes no loss."""
+    line = ["pretrain_bert.py", *SIZES, "--lr", "1e-3", "--data-path", "my-bert_text_sentence", "--vocab-file", "bert-vocab.txt"]
+    losses = []
+    for more in ([], ["--mmap-warmup", "--DDP-impl", "local", "--use-contiguous-buffers-in-ddp"]):
+        done = run(*line, *more, cwd=files)
+        losses.append(re.findall(r"lm loss: (\S+)", done.stdout))
+        for each in ("building BERT model ...", "> building train, validation, and test datasets for BERT ...",
+                     "> finished creating BERT datasets ..."):
+            assert f"\n{each}\n" in done.stdout, each
+    assert losses[0] == losses[1] and len(losses[0]) == 2
+    assert "--DDP-impl has no effect" in done.stderr and "--use-contiguous-buffers-in-ddp has no effect" in done.stderr
+    message(run(*line, "--DDP-impl", "horovod", cwd=files, code=2), "--DDP-impl", "local, torch")
+    message(run(*line, "--hybrid-attention-ratio", "0.1", cwd=files, code=2), "--hybrid-attention-ratio")
+
+
 # ---- Accelerate's page ----
 
 CONFIG = """compute_environment: LOCAL_MACHINE
@@ -185,6 +201,17 @@ def test_accelerate_s_page_on_four_ranks(hub):
     assert float(epochs[1][1]) < float(epochs[0][1]), "it learns"
     assert re.search(r"  hidden_size \.+ 16\n", out), "the model of that name, not the preset gpt2"
     assert re.search(r"pipeline_model_parallel_size \.+ 2", out) and re.search(r"num_micro_batches \.+ 2", out)
+    assert sorted(re.findall(r"model parallel rank \((\d, \d)\): \d+\n", done.stdout)) == ["0, 0", "0, 1", "1, 0", "1, 1"], "of all ranks"
+    examples, steps = (int(re.search(rf"^  {name} = (\d+)$", done.stdout, re.MULTILINE)[1]) for name in ("Num examples",
+                                                                                                   "Total optimization steps"))
+    for line in ("Building gpt model in the pre-training mode.", "building GPT model ...", "***** Running training *****",
+                 "> building train, validation, and test datasets for GPT ...", "> finished creating GPT datasets ...",
+                 "  Num Epochs = 2", "  Instantaneous batch size per device = 2",
+                 "  Total train batch size (w. parallel, distributed & accumulation) = 4", "  Gradient Accumulation steps = 2"):
+        assert f"\n{line}\n" in "\n" + done.stdout, line
+    index = next((hub / "awesome_model" / "blocks").glob("wiki.train-*.idx")).read_bytes()
+    blocks = int.from_bytes(index[18:26], "little")
+    assert examples == blocks - 1 and steps == 2 * examples // 4, "the last token of the last block predicts none"
     assert (hub / "awesome_model" / "latest_checkpointed_iteration.txt").exists()
     assert len(list((hub / "awesome_model" / "logs").iterdir())) == 4
 
@@ -225,6 +252,26 @@ def test_a_preset_by_its_published_name(hub):
     message(done, "nowhere")
 
 
+def test_a_dataset_in_the_cache(hub, tmp_path):
+    """Its texts, in the folder of the configuration; tables are not read."""
+    snapshot = tmp_path / "cache" / "datasets--someone--wikitext" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("abc")
+    (tmp_path / "cache" / "models--tiny--gpt2").symlink_to(hub / "cache" / "models--tiny--gpt2")
+    (snapshot / "wikitext-2-raw-v1").mkdir()
+    (snapshot / "wikitext-2-raw-v1" / "train-00000-of-00001.parquet").write_bytes(b"PAR1")
+    line = page("--dataset_name", "someone/wikitext", "--checkpointing_steps", "epoch", launcher=(), tracking=())
+    cache = {"HF_HUB_CACHE": str(tmp_path / "cache")}
+    message(run(*line, cwd=tmp_path, code=3, **cache), "'someone/wikitext' is in Hugging Face's cache, but in no format that is read",
+            "load_dataset('someone/wikitext', 'wikitext-2-raw-v1')", "--train_file FILE")
+    (snapshot / "wikitext-2-raw-v1" / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXT))
+    done = run(*line, "--device", "cpu", cwd=tmp_path, **cache)
+    iterations = int(re.search(r"Total optimization steps = (\d+)", done.stdout)[1])
+    saved = sorted(path.name for path in (tmp_path / "awesome_model").glob("iter_*"))
+    assert len(saved) == 2 and saved[1] == f"iter_{iterations:07d}", "one of each epoch"
+
+
 def test_values_of_run_clm_that_are_not_ours(hub):
     message(run(*page("--lr_scheduler_type", "polynomial", launcher=()), cwd=hub, code=2), "lr_scheduler_type", "linear")
     message(run(*page("--report_to", "comet_ml", launcher=()), cwd=hub, code=2), "report_to", "wandb")
@@ -246,8 +293,10 @@ def test_megatron_s_converter(checkpoint, tmp_path, program, loader, saver):
     for source, target, ranks in ((checkpoint, "two", 2), ("two", "one", 1)):
         done = run(program, "--model-type", "GPT", "--loader", loader, "--saver", saver, "--load-dir", source, "--save-dir", target,
                    "--target-tensor-parallel-size", ranks, "--target-pipeline-parallel-size", 1, cwd=tmp_path)
-        assert done.stderr.count(f"{program} is `teratron ckpt convert` here; no effect: --model-type GPT, --loader {loader}") == 1
+        assert done.stderr.count(f"{program} is `teratron ckpt convert` here; no effect: --loader {loader}") == 1
         assert len(list((tmp_path / target).glob("*/mp_rank_*"))) == ranks
+    message(run(program, "--model-type", "T5", "--load-dir", "two", "--save-dir", "x", cwd=tmp_path, code=2), "--model-type T5",
+            "is a model of the family gpt")
     message(run(program, "--loader", "other", "--load-dir", "two", "--save-dir", "x", cwd=tmp_path, code=2), "--loader", "mcore")
 
 
@@ -258,7 +307,7 @@ def test_accelerate_s_converter(checkpoint, tmp_path):
     run(reshape, "--load_path", "trfs", "--save_path", "megatron", "--target_tensor_model_parallel_size", "2",
         "--target_pipeline_model_parallel_size", "2", "--target_data_parallel_size", "2", "--target_params_dtype", "bf16",
         "--make_vocab_size_divisible_by", "128", "--use_distributed_optimizer", "--print-checkpoint-structure", cwd=tmp_path)
-    assert (tmp_path / "trfs" / "config.json").exists() and len(list((tmp_path / "megatron").glob("*/mp_rank_*"))) == 4
+    assert json.loads((tmp_path / "trfs" / "config.json").read_text())["model_type"] == "gpt2" and len(list((tmp_path / "megatron").glob("*/mp_rank_*"))) == 4
 
 
 def test_other_programs(checkpoint, files, tmp_path):
@@ -273,6 +322,8 @@ def test_other_programs(checkpoint, files, tmp_path):
     assert "no effect: --tokenizer_name gpt2" in done.stderr
     message(run("tools/run_text_generation_server.py", "--load", tmp_path / "none", "--port", free_port(), cwd=tmp_path, code=4), "none")
     message(run("pretrain_vlm.py", cwd=tmp_path, code=2), "'vlm' is not a known model")
+    message(run("pretrain_ict.py", cwd=tmp_path, code=2), "there are no retrieval models (ICT, REALM, ORQA)")
+    message(run("launch", "--nproc_per_node", "2", "pretrain_retro.py", cwd=tmp_path, code=2), "there are no Retro models")
 
 
 def test_an_own_program_of_a_published_name(tmp_path):
