@@ -161,15 +161,15 @@ int64_t load_tensors(const SharedManifest& shared, const std::vector<LocalTensor
   Mismatches mismatches = match(tensors, checkpoint);
   add_unused(selected.unused, ignored, checkpoint, mismatches);
   reject_on_all(mismatches, checkpoint, group);
-  const ShardHolders holders(shared.folder(), selected.manifest, group);
+  const ShardHolders holders(shared.folder(), selected.manifest, shared.may_be_elsewhere(), group);
   PeerShards peers(holders);
   ShardReader reader(folder_of(shared), selected.manifest, &peers);
   TensorLoader loader(reader, selected.manifest);
   if (holders.any_missing()) load_with_peers(tensors, loader, peers, group);
   run_on_all_ranks(group, [&] {
     fault_point("ckpt.load_begin");
-    for (const LocalTensor* target : by_name(tensors)) {
-      if (!holders.any_missing()) loader.load(*target);
+    if (!holders.any_missing()) {
+      for (const LocalTensor* target : by_name(tensors)) loader.load(*target);
     }
     if (!reader.problems().empty()) throw CorruptCheckpoint(reader.problems());
     fault_point("ckpt.load_end");
@@ -227,7 +227,8 @@ CheckpointReader::CheckpointReader(const fs::path& path, Manifest manifest, cons
 CheckpointReader::CheckpointReader(const SharedManifest& shared, const std::vector<LocalTensor>& parts,
                                    HostGroup& group) {
   Manifest manifest = shared.select(parts).manifest;
-  auto holders = std::make_unique<ShardHolders>(shared.folder(), manifest, group);
+  auto holders =
+      std::make_unique<ShardHolders>(shared.folder(), manifest, shared.may_be_elsewhere(), group);
   auto peers = std::make_unique<PeerShards>(*holders);
   state_ = std::make_unique<State>(folder_of(shared), std::move(manifest), peers.get());
   state_->info.path = shared.info().path;

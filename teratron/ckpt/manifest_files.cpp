@@ -46,10 +46,6 @@ void check_described(const ManifestFragment& fragment, const Manifest& index, in
   }
 }
 
-}  // namespace
-
-namespace {
-
 json chunk_to_json(const ManifestChunk& chunk) {
   const Region& region = chunk.region;
   json value = {
@@ -219,8 +215,9 @@ std::vector<Problem> size_problems(const fs::path& checkpoint, const std::vector
 
 Manifest read_manifest(const fs::path& checkpoint) {
   Manifest manifest = read_whole_manifest(checkpoint);
-  const std::vector<std::string> missing = missing_shards(checkpoint, manifest);
-  std::vector<Problem> problems = missing_problems(checkpoint, manifest.nodes, missing);
+  std::vector<Problem> problems;
+  if (!manifest.nodes.empty())
+    problems = missing_problems(checkpoint, manifest.nodes, missing_shards(checkpoint, manifest));
   if (problems.empty()) problems = size_problems(checkpoint, manifest.shards);
   if (!problems.empty()) throw CorruptCheckpoint(std::move(problems));
   return manifest;

@@ -145,7 +145,9 @@ void SharedManifest::find_folder() {
         std::error_code ignored;
         fs::path uncommitted = path_;
         uncommitted += ".partial-" + index_.run_id;
-        if (index_.nodes.empty()) {
+        if (group_.rank() == 0) {
+          folder_ = path_;  // where it has read the manifest
+        } else if (index_.nodes.empty()) {
           if (fs::exists(path_ / "manifest.json", ignored)) folder_ = path_;
         } else if (is_prepared(path_, index_.run_id)) {
           folder_ = path_;
@@ -230,8 +232,7 @@ void SharedManifest::check_sizes() const {
     std::vector<ManifestShard> shards;
     for (const auto& [file, bytes] : sizes) {
       std::error_code ignored;
-      const bool may_be_elsewhere = !everywhere_ || !index_.nodes.empty();
-      if (may_be_elsewhere && (folder_.empty() || !fs::exists(folder_ / file, ignored))) continue;
+      if (may_be_elsewhere() && (folder_.empty() || !fs::exists(folder_ / file, ignored))) continue;
       shards.push_back({.file = file, .bytes = bytes});
     }
     std::vector<Problem> problems = size_problems(folder_, shards);

@@ -25,6 +25,9 @@ class SharedManifest {
   /// Where this rank sees the checkpoint: `path`, or a save that this node has not committed. Empty: nowhere.
   const std::filesystem::path& folder() const { return folder_; }
 
+  /// Whether a shard that this rank does not see may be on another node. The same on all ranks.
+  bool may_be_elsewhere() const { return !everywhere_ || !index_.nodes.empty(); }
+
   struct Selection {
     Manifest manifest;  // of `tensors`, the chunks that share elements with them (and perhaps some more)
     std::vector<std::string> unused;  // tensors in this rank's files that no rank asked for

@@ -196,7 +196,6 @@ int64_t WeightFiles::verify() const {
 namespace {
 
 using Tensors = std::vector<SafetensorsWriter::Tensor>;
-using WriteTensor = std::function<void(size_t, const AppendBytes&)>;
 
 int64_t bytes_of(const SafetensorsWriter::Tensor& tensor) {
   return *checked_numel(tensor.shape) * size_of(tensor.dtype);

@@ -21,10 +21,13 @@ bool holds(const fs::path& folder, const char* name) {
   return fs::exists(folder / name, ignored);
 }
 
+// Any save will do: which of them is loaded is not asked yet.
 bool is_ours(const fs::path& folder) {
-  const std::vector<fs::path> saved = list_checkpoints(folder);
-  return holds(folder, "manifest.json") ||
-         std::ranges::any_of(saved, [](const fs::path& path) { return holds(path, "manifest.json"); });
+  if (holds(folder, "manifest.json")) return true;
+  const std::vector<std::string> names = list_directory(folder, ExitCode::checkpoint);
+  return std::ranges::any_of(names, [&folder](const std::string& name) {
+    return iteration_of(name) && holds(folder / name, "manifest.json");
+  });
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "teratron/megatron/dist_tensor.h"
 #include "teratron/megatron/merge/merge.h"
 #include "teratron/megatron/optimizer/optimizer_groups.h"
+#include "teratron/megatron/rank_files.h"
 #include "teratron/megatron/structure.h"
 #include "teratron/megatron/train_state.h"
 #include "teratron/optim/rules/adam_states.h"
@@ -276,7 +277,7 @@ void DistCheckpoint::add_states() {
 }
 
 json DistCheckpoint::state() const {
-  if (files_->folder().filename() == "release") return json::object();
+  if (is_release(files_->folder())) return json::object();
   SavedCounters counters{.common = common_,
                          .scheduler = common_->find("opt_param_scheduler"),
                          .scaler_file = common_file_.get()};

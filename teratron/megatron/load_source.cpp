@@ -1,6 +1,7 @@
 #include "teratron/megatron/load_source.h"
 
 #include <filesystem>
+#include <system_error>
 
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
@@ -21,7 +22,14 @@ MegatronImport request_for(const LoadSource& source) {
   return request;
 }
 
+// A missing file is a typing error; a missing folder may be that of a run which has not begun.
 bool is_of_megatron(const std::filesystem::path& path) {
+  std::error_code ignored;
+  const bool names_file = path.extension() == ".zip" || path.extension() == ".pt";
+  if (names_file && !std::filesystem::exists(path, ignored))
+    throw checkpoint_error({.what = "there is no such file",
+                            .where = printable(path.string(), 4096),
+                            .fix = "Name a checkpoint of Megatron-LM: a folder, a zip file or a .pt file"});
   return recognized_format(path) == CheckpointFormat::megatron;
 }
 

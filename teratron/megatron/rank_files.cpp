@@ -218,12 +218,12 @@ void open_ranks(const Tree& tree, const std::string& iteration, bool with_optimi
   check_ranks(files);
 }
 
+}  // namespace
+
 bool is_release(const fs::path& folder) {
   const fs::path path = folder.lexically_normal();
   return (path.has_filename() ? path : path.parent_path()).filename() == "release";
 }
-
-}  // namespace
 
 MegatronFiles open_megatron_files(const fs::path& source, std::optional<int64_t> step, bool with_optimizer) {
   MegatronFiles files{.where = printable(source.string(), 4096)};

@@ -43,4 +43,7 @@ struct MegatronFiles {
 MegatronFiles open_megatron_files(const std::filesystem::path& source, std::optional<int64_t> step,
                                   bool with_optimizer);
 
+/// Whether a folder is named "release", as Megatron-LM names that of a model alone.
+bool is_release(const std::filesystem::path& folder);
+
 }  // namespace teratron

@@ -15,8 +15,7 @@ void all_reduce_packed(const std::vector<at::Tensor>& parts, const Group& group)
     int64_t elements = 0;
     while (end < parts.size() && (end == first || elements + parts[end].numel() <= most))
       elements += parts[end++].numel();
-    const std::vector<at::Tensor> some(parts.begin() + static_cast<long>(first),
-                                       parts.begin() + static_cast<long>(end));
+    const at::TensorList some = at::TensorList(parts).slice(first, end - first);
     const at::Tensor packed = at::cat(some);
     group.communicator->all_reduce(packed, ReduceOp::sum).wait();
     int64_t position = 0;

@@ -105,7 +105,9 @@ void ParamGroupChoices::load(const json& state, ScheduleLoadRule rule) {
         {.what = "the program chooses other parameter groups than the one that wrote the checkpoint",
          .where = "manifest.json",
          .fix = "Pass --override-opt-param-scheduler to use the program's"});
-  const bool same = this->state()["rules"] == saved.state()["rules"];
+  const bool same = std::ranges::equal(rules, saved.rules, [](const auto& a, const auto& b) {
+    return a.patterns == b.patterns && a.change == b.change;
+  });
   if (!same && rule == ScheduleLoadRule::must_match)
     problems.push_back({.what = fmt::format("parameter groups are {} in the checkpoint but {} by the flags",
                                             text_of(saved.rules), text_of(rules)),

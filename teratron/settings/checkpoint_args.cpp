@@ -110,6 +110,13 @@ std::vector<std::string> fixed_model_fields(const std::string& config, bool fine
   return fields;
 }
 
+UserError no_pretrained_checkpoint(const std::string& path) {
+  return checkpoint_error(
+      {.what = "no checkpoint found",
+       .where = printable(path, 4096),
+       .fix = "Correct --pretrained-checkpoint, or leave it out to start from random weights"});
+}
+
 namespace {
 
 SavedSettings settings_of(const CheckpointInfo& info) {
@@ -130,8 +137,10 @@ std::optional<SavedSettings> source_of_settings(const Arguments& args, const Oth
   }
   std::optional<SavedSettings> found;
   if (reads_load(args)) found = settings_in(*args.load, args.ckpt_step, others);
-  if (!found && args.pretrained_checkpoint)
+  if (!found && args.pretrained_checkpoint) {
     found = settings_in(*args.pretrained_checkpoint, std::nullopt, others);
+    if (!found) throw no_pretrained_checkpoint(*args.pretrained_checkpoint);
+  }
   if (!found && args.fresh && args.save) found = settings_in(*args.save, std::nullopt, nullptr);
   return found;
 }

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "teratron/base/error.h"
 #include "teratron/settings/arguments.h"
 
 namespace teratron {
@@ -40,8 +41,10 @@ using OtherSettings =
     std::function<std::optional<SavedSettings>(const std::string& path, std::optional<int64_t> iteration)>;
 /// The settings of what the training starts from: the run in --save (own_run.h), else --load (--ckpt-step),
 /// else --pretrained-checkpoint, which `others` may read. Nullopt if there is no checkpoint, or they are not
-/// wanted. Reads manifests, so one rank of many calls it. Not collective.
+/// wanted; no_pretrained_checkpoint(). Reads manifests, so one rank of many calls it. Not collective.
 std::optional<SavedSettings> read_saved_settings(const Arguments& args, const OtherSettings& others);
+/// That --pretrained-checkpoint names none.
+UserError no_pretrained_checkpoint(const std::string& path);
 /// Takes the settings of model, tokenizer and sequence length that the user did not set, with
 /// --use-checkpoint-args the precision too, and adds a notice. Call before validate_arguments().
 void use_checkpoint_args(ParsedArguments& parsed, const SavedSettings& settings);

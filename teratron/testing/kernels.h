@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "teratron/kernels/pointwise/activation_kind.h"
+#include "teratron/testing/relative_error.h"
 
 namespace teratron {
 
@@ -18,14 +19,6 @@ inline const std::vector<at::ScalarType> float_types{at::kFloat, at::kDouble, at
 inline constexpr std::array activations{Activation::gelu, Activation::gelu_erf, Activation::squared_relu,
                                         Activation::relu, Activation::silu,     Activation::swiglu,
                                         Activation::geglu};
-
-/// ||a - b|| / ||b|| in f64, over all elements; no comparison with NaN passes.
-inline double relative_error(const at::Tensor& a, const at::Tensor& b) {
-  EXPECT_EQ(a.sizes(), b.sizes());
-  const at::Tensor x = a.detach().to(at::kCPU, at::kDouble), y = b.detach().to(at::kCPU, at::kDouble);
-  const double scale = y.norm().item<double>();
-  return (x - y).norm().item<double>() / (scale == 0 ? 1 : scale);
-}
 
 /// Rounding error of the dtype, with room for a few operations.
 inline double tolerance(at::ScalarType type) {

@@ -244,9 +244,4 @@ void place(const Shard& shard, const at::Tensor& local, const at::Tensor& global
   }
 }
 
-double relative_error(const at::Tensor& a, const at::Tensor& b) {
-  const at::Tensor expected = b.to(at::kDouble);
-  return (a.to(at::kDouble) - expected).norm().item<double>() / (expected.norm().item<double>() + 1e-30);
-}
-
 }  // namespace teratron

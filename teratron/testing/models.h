@@ -9,6 +9,7 @@
 #include <ATen/ATen.h>
 
 #include "teratron/models/gpt/gpt.h"
+#include "teratron/testing/relative_error.h"
 
 namespace teratron {
 
@@ -74,7 +75,5 @@ void expect_same_bits(const TestStep& actual, const TestStep& expected, const st
 
 /// Copies one rank's part of a tensor into the global tensor.
 void place(const Shard& shard, const at::Tensor& local, const at::Tensor& global);
-
-double relative_error(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace teratron

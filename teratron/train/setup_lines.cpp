@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <span>
 
 #include "teratron/base/log.h"
@@ -108,7 +109,8 @@ void print_parameters(const Mesh& mesh, int64_t parameters) {
 void print_epochs(const Arguments& args, const TrainEpoch& epoch, int64_t train_iters) {
   print("***** Running training *****");
   print("  Num examples = {}", epoch.samples);
-  print("  Num Epochs = {}", *args.num_train_epochs);
+  const auto epochs_of_steps = [&] { return std::ceil(static_cast<double>(train_iters) / epoch.steps); };
+  print("  Num Epochs = {}", epoch.steps > 0 ? epochs_of_steps() : static_cast<double>(*args.num_train_epochs));
   print("  Instantaneous batch size per device = {}", *args.micro_batch_size);
   print("  Total train batch size (w. parallel, distributed & accumulation) = {}", *args.global_batch_size);
   print("  Gradient Accumulation steps = {}",

@@ -96,6 +96,7 @@ Trainer::Trainer(const Arguments& args, const Mesh& mesh, const JobModel& model)
     const auto timed = timers_->scope("model-and-optimizer-setup");
     EngineOptions options = engine_options(args_, plan, device_);
     options.step = step_.get();
+    options.return_logits = args_.return_logits && (args_.logits_out || model.registry.train_step);
     options.param_group = model.registry.param_group;
     options.timers = timers_.get();
     removes_padding_ = packs_rows(args_, options);

@@ -130,6 +130,11 @@ TEST_F(CheckpointFault, fault_09_bad_save_directories_are_found_before_anything_
   check_save_directory(directory_ / "made" / "on the way", alone);
   EXPECT_TRUE(fs::is_directory(directory_ / "made" / "on the way"));
   EXPECT_TRUE(fs::is_empty(directory_ / "made" / "on the way"));
+  const fs::path left = directory_ / "made" / ".teratron-probe-0123";  // by a start that was killed
+  write_text(left, "", ExitCode::config);
+  fs::last_write_time(left, fs::file_time_type::clock::now() - std::chrono::hours(2));
+  check_save_directory(directory_ / "made", alone);
+  EXPECT_FALSE(fs::exists(left));
   const auto error_of = [&](const char* faults_text, const fs::path& path) {
     const ScopedFaults faults(faults_text);
     try {

@@ -32,6 +32,7 @@ using nlohmann::json;
 namespace {
 
 constexpr std::string_view partial_mark = ".partial-";
+constexpr std::string_view probe_prefix = ".teratron-probe-";
 
 // A file that is there as long as this object.
 class Probe {
@@ -57,6 +58,17 @@ class Probe {
  private:
   fs::path path_;
 };
+
+// Those of killed starts. Probes of a job that starts now are younger.
+void remove_old_probes(const fs::path& directory) {
+  std::error_code ignored;
+  if (!fs::is_directory(directory, ignored)) return;
+  const auto oldest = fs::file_time_type::clock::now() - std::chrono::hours(1);
+  for (const std::string& name : list_directory(directory, ExitCode::config)) {
+    if (name.starts_with(probe_prefix) && fs::last_write_time(directory / name, ignored) < oldest)
+      fs::remove(directory / name, ignored);
+  }
+}
 
 // What a rank sees while all ranks have probes.
 struct View {
@@ -175,10 +187,10 @@ std::string describe(const NodeFolders& folders) {
 }
 
 NodeFolders check_save_directory(const fs::path& directory, HostGroup& group) {
-  const std::string beginning = ".teratron-probe-";
   std::optional<Probe> probe;
   const std::string name = run_on_rank_0(group, [&] {
-    const std::string name = beginning + random_hex(16);
+    remove_old_probes(directory);
+    const std::string name = std::string(probe_prefix) + random_hex(16);
     probe.emplace(directory, name);
     return name;
   });

@@ -34,7 +34,7 @@ std::string describe(const NodeFolders& folders);
 NodeFolders check_save_directory(const std::filesystem::path& directory, HostGroup& group);
 
 /// Ends commits that a node has missed: rank 0 had renamed the folder, and it was ended before it did the
-/// same. To be called before the first save. Collective.
+/// same. To be called before a save. Collective.
 void finish_commits(const std::filesystem::path& directory, const NodeFolders& folders, HostGroup& group);
 
 /// Whether a folder is a save with its manifest that has not been committed here: iter_N.partial-<run id>.

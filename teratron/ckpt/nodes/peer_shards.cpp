@@ -64,8 +64,9 @@ void require_size(const std::string& answer, const std::vector<ShardBytes>& want
 
 }  // namespace
 
-ShardHolders::ShardHolders(fs::path folder, const Manifest& needed, HostGroup& group)
+ShardHolders::ShardHolders(fs::path folder, const Manifest& needed, bool may_be_elsewhere, HostGroup& group)
     : folder_(std::move(folder)), group_(group) {
+  if (!may_be_elsewhere) return;
   Wanted mine;
   const auto list_mine = [&] {
     for (const ManifestShard& shard : needed.shards) {
@@ -213,7 +214,7 @@ void use_on_rank_0(const fs::path& folder, HostGroup& group,
     manifest = read_whole_manifest(folder);
     return std::string();
   });
-  const ShardHolders holders(folder, manifest, group);
+  const ShardHolders holders(folder, manifest, true, group);
   const AskedShards remote(holders);
   if (group.rank() > 0) {
     if (holders.any_missing()) answer_rank_0(holders);

@@ -21,8 +21,9 @@ namespace teratron {
 class ShardHolders {
  public:
   /// `folder`: of the checkpoint, empty if this rank does not see it. `needed`: the shards that this rank
-  /// reads. Collective; MissingShards if the save had several folders and no rank sees one of them.
-  ShardHolders(std::filesystem::path folder, const Manifest& needed, HostGroup& group);
+  /// reads. Without `may_be_elsewhere` none is looked for: every rank sees the one folder. Collective;
+  /// MissingShards if the save had several folders and no rank sees one of them.
+  ShardHolders(std::filesystem::path folder, const Manifest& needed, bool may_be_elsewhere, HostGroup& group);
 
   /// False: every rank sees what it needs. The same on all ranks.
   bool any_missing() const { return any_missing_; }

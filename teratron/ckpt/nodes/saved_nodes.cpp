@@ -79,6 +79,7 @@ std::vector<Problem> missing_problems(const fs::path& checkpoint, const std::vec
 }
 
 std::vector<std::string> describe_shards_here(const fs::path& checkpoint) {
+  if (read_manifest_index(checkpoint).nodes.empty()) return {};
   const Manifest manifest = read_whole_manifest(checkpoint);
   const std::vector<NodeShards> counts = shards_of_nodes(checkpoint, manifest);
   std::vector<std::string> lines;

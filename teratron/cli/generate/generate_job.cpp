@@ -14,10 +14,7 @@ namespace {
 // What ends an answer: the tokens that the model's files and the tokenizer name, or --stop-token alone.
 std::vector<int32_t> ends_of(const Arguments& args, const ConfiguredTokens& configured,
                              const Tokenizer* tokenizer, int32_t usual_end) {
-  if (args.stop_token) {
-    if (*args.stop_token < 0) return {};
-    return {static_cast<int32_t>(*args.stop_token)};
-  }
+  if (args.stop_token) return {static_cast<int32_t>(*args.stop_token)};
   std::vector<int32_t> ends = configured.ends;
   if (tokenizer) {
     for (const int32_t id : end_tokens(tokenizer_options(args), *tokenizer)) add_end(id, ends);

@@ -107,7 +107,7 @@ constexpr AbsentProgram absent[] = {
 void refuse_absent(const std::string& path, std::string_view name) {
   const auto* const found = std::ranges::find(absent, name, &AbsentProgram::file);
   if (found == std::end(absent)) return;
-  throw config_error({.what = fmt::format("{} is not supported: {}", name, found->why),
+  throw config_error({.what = fmt::format("is not supported: {}", found->why),
                       .where = printable(path, 1000),
                       .fix = "`teratron pretrain` lists the models that are trained"});
 }

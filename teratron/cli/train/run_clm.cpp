@@ -37,11 +37,13 @@ struct Flags {
   std::optional<std::string> output, resume, checkpoint, checkpointing_steps;
   std::optional<std::string> config, tokenizer, model, model_type;
   std::optional<std::string> dataset, dataset_config, train_file, validation_file;
-  std::optional<std::string> report_to, workers;
+  std::optional<std::string> report_to, hub_model, hub_token;
+  std::optional<int64_t> workers;
   int64_t accumulation = 1;
   double validation_percent = 5;
   bool tracking = false, overwrite_cache = false, no_line_breaks = false;
   bool slow_tokenizer = false, low_memory = false, trust = false;
+  bool train = false, evaluate = false, overwrite_output = false, push_to_hub = false;
 };
 
 std::vector<Field> fields_of(Flags& f) {
@@ -70,12 +72,18 @@ std::vector<Field> fields_of(Flags& f) {
           bound_field("validation_split_percentage", &f.validation_percent, "", {.min = 0, .max = 100}),
           bound_field("report_to", &f.report_to, "", {.choices = "all|tensorboard|wandb"}),
           bound_field("with_tracking", &f.tracking, ""),
-          bound_field("preprocessing_num_workers", &f.workers, ""),
+          bound_field("preprocessing_num_workers", &f.workers, "", {.min = 1, .max = 1024}),
           bound_field("overwrite_cache", &f.overwrite_cache, ""),
           bound_field("no_keep_linebreaks", &f.no_line_breaks, ""),
           bound_field("use_slow_tokenizer", &f.slow_tokenizer, ""),
           bound_field("low_cpu_mem_usage", &f.low_memory, ""),
-          bound_field("trust_remote_code", &f.trust, "")};
+          bound_field("trust_remote_code", &f.trust, ""),
+          bound_field("do_train", &f.train, ""),
+          bound_field("do_eval", &f.evaluate, ""),
+          bound_field("overwrite_output_dir", &f.overwrite_output, ""),
+          bound_field("push_to_hub", &f.push_to_hub, ""),
+          bound_field("hub_model_id", &f.hub_model, ""),
+          bound_field("hub_token", &f.hub_token, "")};
 }
 
 bool has_run_clm_flags(std::span<const std::string> args) {
@@ -192,12 +200,12 @@ class RunClm {
     track();
     const Texts texts = texts_of(flags_);
     if (!texts.train.empty() || !texts.validation.empty()) use(texts);
-    const LaunchEnv launch = read_launch_env(process_environment);
-    if (launch.rank == 0) print("Building gpt model in the pre-training mode.");
-    if (launch.rank == 0)
+    if (read_launch_env(process_environment).rank == 0) {
+      print("Building gpt model in the pre-training mode.");
       notice("run_clm's flags are{}: {}",
              ignored_.empty() ? "" : fmt::format(" (without effect: {})", fmt::join(ignored_, ", ")),
              fmt::join(std::span(words_).subspan(others_), " "));
+    }
     return words_;
   }
 
@@ -220,7 +228,8 @@ class RunClm {
     add("--lr-warmup-iters", f.warmup_steps);
     if (f.scheduler) add({"--lr-decay-style", f.scheduler->substr(0, f.scheduler->find('_'))});
     add("--save", f.output);
-    add("--load", f.resume);
+    if (f.resume) add({"--load", *f.resume, "--exit-on-missing-checkpoint"});
+    if (f.overwrite_output) add({"--fresh"});
     if (f.checkpoint) add({"--load", *f.checkpoint, "--finetune"});
     const bool per_epoch = f.checkpointing_steps == "epoch";
     if (per_epoch) add({"--save-each-epoch"});
@@ -229,6 +238,11 @@ class RunClm {
     ignore("--use_slow_tokenizer", f.slow_tokenizer);
     ignore("--low_cpu_mem_usage", f.low_memory);
     ignore("--trust_remote_code", f.trust);
+    ignore("--do_train", f.train);
+    ignore("--do_eval", f.evaluate);
+    ignore("--push_to_hub (nothing is uploaded: `hf upload` does it)", f.push_to_hub);
+    ignore("--hub_model_id", f.hub_model.has_value());
+    ignore("--hub_token", f.hub_token.has_value());
   }
 
   // Without --config_name that of the model, whose weights are taken where they are.
@@ -308,7 +322,7 @@ class RunClm {
                         .fix = "Add --train_file FILE"});
     }
     ParsedArguments parsed = flag_arguments(words_, model_);
-    if (!parsed.problems.empty()) return;  // reported with what else is wrong
+    if (!parsed.problems.empty()) throw UserError(ExitCode::config, std::move(parsed.problems));
     if (!parsed.args.seq_length) {
       parsed.args.seq_length = 1024;  // run_clm's
       add("--seq-length", "1024");
@@ -328,6 +342,11 @@ class RunClm {
     add("--train-data-path", made(texts.train, blocks, tokenizer));
     if (!is_split || validation.end_row > 0)
       add("--valid-data-path", made(is_split ? texts.train : texts.validation, validation, tokenizer));
+  }
+
+  int workers() const {
+    const auto all = std::max<int64_t>(1, std::thread::hardware_concurrency());
+    return static_cast<int>(flags_.workers.value_or(all));
   }
 
   /// The prefix of the blocks of a text, which ranks of one machine make once.
@@ -364,7 +383,7 @@ class RunClm {
         preprocess({.inputs = {text},
                     .output_prefix = prefix,
                     .blocks = blocks,
-                    .workers = std::max(1, static_cast<int>(std::thread::hardware_concurrency()))},
+                    .workers = workers()},
                    *tokenizer);
     notice("{}: {} blocks of {} tokens", printable(text, 1000), result.sequences.at(0), blocks.size);
     return written;

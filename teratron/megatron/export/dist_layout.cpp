@@ -31,7 +31,7 @@ class Layout {
     for (const MegatronRow& row : plan_.model.embeddings) add_row(row);
     for (const MegatronStack& stack : plan_.model.stacks) add_stack(stack);
     for (const MegatronRow& row : plan_.model.heads) add_row(row);
-    check_all_placed();
+    check_all_placed(plan_, placed_, "torch_dist");
     return std::move(tensors_);
   }
 
@@ -121,16 +121,6 @@ class Layout {
   void add(StackedTensor tensor) {
     placed_.insert(tensor.weights.begin(), tensor.weights.end());
     tensors_.push_back(std::move(tensor));
-  }
-
-  void check_all_placed() const {
-    std::vector<Problem> problems;
-    for (const auto& [name, info] : plan_.weights) {
-      if (!placed_.contains(name))
-        problems.push_back({.what = fmt::format("tensor \"{}\" has no place in torch_dist", printable(name)),
-                            .where = printable(plan_.info().path.string(), 4096)});
-    }
-    if (!problems.empty()) throw UserError(ExitCode::checkpoint, std::move(problems));
   }
 
   const ExportPlan& plan_;

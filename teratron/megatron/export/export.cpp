@@ -96,17 +96,6 @@ TensorFile make_optimizer_file(const ExportPlan& plan, const WrittenParameters& 
   return file;
 }
 
-void check_all_placed(const ExportPlan& plan, const std::set<std::string>& placed) {
-  std::vector<Problem> problems;
-  for (const auto& [name, tensor] : plan.weights) {
-    if (!placed.contains(name))
-      problems.push_back(
-          {.what = fmt::format("tensor \"{}\" has no place in Megatron-LM's model", printable(name)),
-           .where = printable(plan.info().path.string(), 4096)});
-  }
-  if (!problems.empty()) throw UserError(ExitCode::checkpoint, std::move(problems));
-}
-
 struct ExportRank {
   int64_t tensor = 0, stage = 0, expert = 0;
 };
@@ -149,7 +138,7 @@ std::vector<std::pair<std::string, TensorFile>> make_rank_files(const ExportPlan
                            make_optimizer_file(plan, parameters, data));
     }
   }
-  check_all_placed(plan, placed);
+  check_all_placed(plan, placed, "Megatron-LM's model");
   return files;
 }
 

@@ -200,6 +200,16 @@ ExportPlan make_export_plan(const CheckpointSource& source, const MegatronExport
   return plan;
 }
 
+void check_all_placed(const ExportPlan& plan, const std::set<std::string>& placed, std::string_view target) {
+  std::vector<Problem> problems;
+  for (const auto& [name, _] : plan.weights) {
+    if (!placed.contains(name))
+      problems.push_back({.what = fmt::format("tensor \"{}\" has no place in {}", printable(name), target),
+                          .where = printable(plan.info().path.string(), 4096)});
+  }
+  if (!problems.empty()) throw UserError(ExitCode::checkpoint, std::move(problems));
+}
+
 Shard shard_of(const ExportPlan& plan, const std::string& name, int64_t rank) {
   const std::vector<int64_t>& shape = plan.weights.at(name).shape;
   const int64_t ranks = plan.args.tensor_ranks;

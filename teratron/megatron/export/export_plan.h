@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "teratron/base/shard.h"
@@ -31,6 +33,9 @@ struct ExportPlan {
 
 /// UserError as export_megatron().
 ExportPlan make_export_plan(const CheckpointSource& source, const MegatronExport& request);
+
+/// UserError(checkpoint) for weights that are not in `placed`; `target` has no place for them.
+void check_all_placed(const ExportPlan& plan, const std::set<std::string>& placed, std::string_view target);
 
 /// What a tensor rank has of a weight, and of its states.
 Shard shard_of(const ExportPlan& plan, const std::string& name, int64_t rank);

@@ -116,10 +116,7 @@ void load_hf(const CheckpointedRun& run, const Finetuning& finetuning) {
 void load_pretrained(const CheckpointedRun& run, const Finetuning& finetuning) {
   const std::string& directory = *run.args.pretrained_checkpoint;
   if (!load_from(directory, {.optimizer = false, .finetune = true, .other_family = finetuning}, run)) {
-    throw checkpoint_error(
-        {.what = "no checkpoint found",
-         .where = directory,
-         .fix = "Correct --pretrained-checkpoint, or leave it out to start from random weights"});
+    throw no_pretrained_checkpoint(directory);
   }
   if (run.is_first_rank()) notice("finetuning from the weights of {}", directory);
   load_adapters(run);

@@ -36,19 +36,17 @@ std::filesystem::path EvalLogits::path() const {
   return options_.folder / (options_.name + rank + ".safetensors");
 }
 
-at::Tensor EvalLogits::over_ranks(const at::Tensor& x_BS) const {
-  return options_.gathers ? all_gather(x_BS, 0, mesh_.data_parallel()) : x_BS;
-}
-
-// A rank that repeats its last micro-batch takes part in the communication.
+// Tensor-parallel ranks hold the same logits: the first writes them. A rank that repeats its last micro-batch
+// takes part in the communication.
 std::optional<EvalLogits::Rows> EvalLogits::rows_here(const at::Tensor& logits_SBV, const MicroBatch& batch,
                                                       bool counts) const {
-  const at::Tensor whole_SBV = gather_tokens(logits_SBV.to(at::kFloat), batch.context_parallel);
+  if (mesh_.group(Axis::tp).rank != 0) return std::nullopt;
+  const at::Tensor whole_SBV = gather_tokens(logits_SBV, batch.context_parallel);
   Rows rows{.logits_BSV = whole_SBV.transpose(0, 1).contiguous()};
   for (const std::string_view name : columns) {
     if (batch[name].defined()) rows.columns_BS[std::string(name)] = column_of(batch[name], batch);
   }
-  if (mesh_.group(Axis::tp).rank != 0 || mesh_.group(Axis::cp).rank != 0) return std::nullopt;
+  if (mesh_.group(Axis::cp).rank != 0) return std::nullopt;
   if (!options_.gathers) return counts ? std::optional(rows) : std::nullopt;
   std::vector<int64_t> written;
   const int64_t each = rows.logits_BSV.size(0);
@@ -57,7 +55,7 @@ std::optional<EvalLogits::Rows> EvalLogits::rows_here(const at::Tensor& logits_S
       written.push_back(static_cast<int64_t>(rank) * each + i);
   }
   const auto take = [&](const at::Tensor& values) {
-    const at::Tensor all = over_ranks(values);
+    const at::Tensor all = all_gather(values, 0, mesh_.data_parallel());
     return all.index_select(0, at::tensor(written, at::kLong).to(all.device()));
   };
   rows.logits_BSV = take(rows.logits_BSV);
@@ -83,7 +81,8 @@ void EvalLogits::declare(const Rows& rows) {
 }
 
 void EvalLogits::write(const at::Tensor& values) {
-  const at::Tensor host = values.to(at::kCPU).contiguous();
+  const at::Tensor typed = values.is_floating_point() ? values.to(at::kFloat) : values;
+  const at::Tensor host = typed.to(at::kCPU).contiguous();
   writer_->write(host.const_data_ptr(), static_cast<int64_t>(host.nbytes()));
 }
 

@@ -42,7 +42,6 @@ class EvalLogits {
     std::map<std::string, at::Tensor> columns_BS;
   };
   std::optional<Rows> rows_here(const at::Tensor& logits_SBV, const MicroBatch& batch, bool counts) const;
-  at::Tensor over_ranks(const at::Tensor& x_BS) const;
   std::filesystem::path path() const;
   void declare(const Rows& rows);
   void write(const at::Tensor& values);

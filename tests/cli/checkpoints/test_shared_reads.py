@@ -94,8 +94,8 @@ def test_weights_for_inference(saved, tmp_path, run):
     assert codes == [0, 0], outputs
     assert answer(tmp_path)["tokens"] == expected["tokens"]
     assert answer(tmp_path)["logprobs"] == pytest.approx(expected["logprobs"], abs=1e-4)
-    # A second read of the index by rank 0 would fail: hits of looking for checkpoints and their formats come before.
-    codes, outputs = run_ranks(2, [*generate(saved, run, tmp_path), "--tp", 2], lambda rank: READS if rank else "ckpt.read_index@hit=4:throw")
+    # A second read of the index by rank 0 would fail: hits of list_checkpoints() come before.
+    codes, outputs = run_ranks(2, [*generate(saved, run, tmp_path), "--tp", 2], lambda rank: READS if rank else "ckpt.read_index@hit=3:throw")
     assert codes == [0, 0], outputs
 
 

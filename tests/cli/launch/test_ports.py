@@ -15,12 +15,20 @@ FOREVER = [*MOCK, "--global-batch-size", "8", "--train-iters", "100000", "--log-
 LISTENING = "0A"
 
 
+def is_free(port):
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
 def free_range(size):
     """Neighbouring ports below those that connections get, none of them in use."""
     for first in range(22000 + 97 * (os.getpid() % 50), 32000, size):
-        with socket.socket() as probe:
-            if all(probe.connect_ex(("127.0.0.1", port)) != 0 for port in range(first, first + size)):
-                return first, first + size - 1
+        if all(is_free(port) for port in range(first, first + size)):
+            return first, first + size - 1
     raise AssertionError("no free range")
 
 

@@ -98,6 +98,16 @@ def test_a_training_starts_from_a_release(converted, tmp_path):
     assert losses(done.stdout) == expected and "hidden_size=16" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["nofile.zip", "release/model_optim_rng.pt"])
+def test_a_name_of_nothing_is_said(tmp_path, name):
+    flags = [*TOKENIZER, "--mock-data", "--seq-length", 12, "--micro-batch-size", 2, "--lr", "1e-3", "--train-iters", 2, *CPU]
+    for source in ("--load", "--pretrained-checkpoint"):
+        done = teratron("pretrain", "gpt", *flags, "--use-checkpoint-args", source, tmp_path / name, code=4)
+        message(done, "there is no such file", name)
+    message(teratron("pretrain", "gpt", *flags, "--use-checkpoint-args", "--pretrained-checkpoint", tmp_path / "none", code=4),
+            "no checkpoint found", "--pretrained-checkpoint")
+
+
 @pytest.fixture(scope="module", params=["zip", "folder"])
 def bert(tmp_path_factory, request):
     """A BERT in the form of NVIDIA's files, and its vocabulary."""

@@ -224,6 +224,7 @@ def test_accelerate_s_page_with_other_words(hub, tmp_path):
     line = page("--max_train_steps", "5", launcher=(), tracking=("--with_tracking", "--report_to", "tensorboard"))
     first = run(*line, "--num_warmup_steps", "1", "--weight_decay", "0.1", "--device", "cpu", cwd=tmp_path, **cache)
     assert "epoch 0: perplexity: " in first.stdout and first.stderr.count(" blocks of 16 tokens") == 2
+    assert "\n  Num Epochs = 1\n" in first.stdout and "\n  Total optimization steps = 5\n" in first.stdout
     assert list((tmp_path / "awesome_model" / "clm_no_trainer").iterdir())
     again = run(*line, "--resume_from_checkpoint", "awesome_model", "--max_train_steps", "6", "--device", "cpu",
                 "--override-opt-param-scheduler", cwd=tmp_path, **cache)
@@ -272,7 +273,26 @@ def test_a_dataset_in_the_cache(hub, tmp_path):
     assert len(saved) == 2 and saved[1] == f"iter_{iterations:07d}", "one of each epoch"
 
 
+def test_other_flags_of_run_clm(hub, tmp_path):
+    """Those of transformers' script and of uploads; a folder to overwrite; a checkpoint that is not there."""
+    shutil.copytree(hub / "wikitext", tmp_path / "wikitext")
+    line = [*page("--do_train", "--do_eval", "--preprocessing_num_workers", "2", "--max_train_steps", "2", launcher=(), tracking=()),
+            "--device", "cpu", "--lr-decay-iters", "9"]
+    cache = {"HF_HUB_CACHE": str(hub / "cache")}
+    upload = ["--push_to_hub", "--hub_model_id", "me/mine", "--hub_token", "hf_abcdefgh"]
+    done = run(*line, *upload, cwd=tmp_path, **cache)
+    assert "nothing is uploaded: `hf upload` does it" in done.stderr
+    written = [file for file in tmp_path.rglob("*") if file.is_file() and b"hf_abcdefgh" in file.read_bytes()]
+    assert "hf_abcdefgh" not in done.stdout + done.stderr and not written
+    again = run(*line, "--overwrite_output_dir", cwd=tmp_path, **cache)
+    assert re.findall(r"lm loss: \S+", again.stdout) == re.findall(r"lm loss: \S+", done.stdout)
+    message(run(*line, "--resume_from_checkpoint", "nowhere", "--output_dir", "other", cwd=tmp_path, code=4, **cache), "nowhere")
+
+
 def test_values_of_run_clm_that_are_not_ours(hub):
+    done = run(*page("--no-such-flag", "1", launcher=()), cwd=hub, code=2, HF_HUB_CACHE=str(hub / "cache"))
+    message(done, "--no-such-flag")
+    assert "--data-path" not in done.stderr
     message(run(*page("--lr_scheduler_type", "polynomial", launcher=()), cwd=hub, code=2), "lr_scheduler_type", "linear")
     message(run(*page("--report_to", "comet_ml", launcher=()), cwd=hub, code=2), "report_to", "wandb")
 
