@@ -227,8 +227,7 @@ CheckpointReader::CheckpointReader(const fs::path& path, Manifest manifest, cons
 CheckpointReader::CheckpointReader(const SharedManifest& shared, const std::vector<LocalTensor>& parts,
                                    HostGroup& group) {
   Manifest manifest = shared.select(parts).manifest;
-  auto holders =
-      std::make_unique<ShardHolders>(shared.folder(), manifest, shared.may_be_elsewhere(), group);
+  auto holders = std::make_unique<ShardHolders>(shared.folder(), manifest, shared.may_be_elsewhere(), group);
   auto peers = std::make_unique<PeerShards>(*holders);
   state_ = std::make_unique<State>(folder_of(shared), std::move(manifest), peers.get());
   state_->info.path = shared.info().path;

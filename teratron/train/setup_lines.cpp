@@ -110,7 +110,8 @@ void print_epochs(const Arguments& args, const TrainEpoch& epoch, int64_t train_
   print("***** Running training *****");
   print("  Num examples = {}", epoch.samples);
   const auto epochs_of_steps = [&] { return std::ceil(static_cast<double>(train_iters) / epoch.steps); };
-  print("  Num Epochs = {}", epoch.steps > 0 ? epochs_of_steps() : static_cast<double>(*args.num_train_epochs));
+  print("  Num Epochs = {}",
+        epoch.steps > 0 ? epochs_of_steps() : static_cast<double>(*args.num_train_epochs));
   print("  Instantaneous batch size per device = {}", *args.micro_batch_size);
   print("  Total train batch size (w. parallel, distributed & accumulation) = {}", *args.global_batch_size);
   print("  Gradient Accumulation steps = {}",

@@ -379,12 +379,8 @@ class RunClm {
     const bool first = read_launch_env(process_environment).local_rank == 0;
     if (fs::exists(written + ".idx") && !(flags_.overwrite_cache && first)) return written;
     const auto tokenizer = build_tokenizer(options);
-    const PreprocessResult result =
-        preprocess({.inputs = {text},
-                    .output_prefix = prefix,
-                    .blocks = blocks,
-                    .workers = workers()},
-                   *tokenizer);
+    const PreprocessResult result = preprocess(
+        {.inputs = {text}, .output_prefix = prefix, .blocks = blocks, .workers = workers()}, *tokenizer);
     notice("{}: {} blocks of {} tokens", printable(text, 1000), result.sequences.at(0), blocks.size);
     return written;
   }
