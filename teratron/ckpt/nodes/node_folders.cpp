@@ -59,7 +59,7 @@ class Probe {
   fs::path path_;
 };
 
-// Those of killed starts. Probes of a job that starts now are younger.
+// Probes of killed starts; those of a job that starts now are younger.
 void remove_old_probes(const fs::path& directory) {
   std::error_code ignored;
   if (!fs::is_directory(directory, ignored)) return;

@@ -23,6 +23,8 @@ std::vector<int32_t> ends_of(const Arguments& args, const ConfiguredTokens& conf
   return ends;
 }
 
+}  // namespace
+
 RequestReader request_reader(const LoadedModel& loaded, const Tokenizer* tokenizer) {
   const Arguments& args = loaded.args;
   const bool has_source = loaded.model.source.has_value();
@@ -59,8 +61,6 @@ RequestReader request_reader(const LoadedModel& loaded, const Tokenizer* tokeniz
   return reader;
 }
 
-}  // namespace
-
 GenerateJob load_generate_job(const ParsedArguments& parsed, const Mesh& mesh, bool needs_tokenizer,
                               std::span<const Family> families) {
   GenerateJob job{.mesh = mesh,
@@ -87,7 +87,8 @@ GenerateJob load_generate_job(const ParsedArguments& parsed, const Mesh& mesh, b
 EngineSettings engine_settings(const GenerateJob& job) {
   const Arguments& args = job.args();
   EngineSettings settings{.tokenizer = job.tokenizer.get(),
-                          .max_rows = args.inference_max_requests.value_or(0)};
+                          .max_rows = args.inference_max_requests.value_or(0),
+                          .graphs = !experts_wait_for_device(args, job.loaded.model.device)};
   if (job.tokenizer) settings.newlines = newline_tokens(*job.tokenizer);
   if (const auto gigabytes = args.inference_dynamic_batching_buffer_size_gb)
     settings.cache_bytes = static_cast<int64_t>(*gigabytes * 1024 * 1024 * 1024);

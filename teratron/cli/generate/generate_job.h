@@ -27,6 +27,9 @@ struct GenerateJob {
 GenerateJob load_generate_job(const ParsedArguments& parsed, const Mesh& mesh, bool needs_tokenizer,
                               std::span<const Family> families = {});
 
+/// What the requests have by default, by the flags in `loaded.args`. The tokenizer may be null.
+RequestReader request_reader(const LoadedModel& loaded, const Tokenizer* tokenizer);
+
 /// The engine that the flags ask for.
 EngineSettings engine_settings(const GenerateJob& job);
 

@@ -16,6 +16,7 @@
 #include "teratron/base/hash.h"
 #include "teratron/base/log.h"
 #include "teratron/base/strings.h"
+#include "teratron/cli/train/dataset_texts.h"
 #include "teratron/cli/training_arguments.h"
 #include "teratron/comm/launch_env.h"
 #include "teratron/data/text/line_reader.h"
@@ -126,59 +127,10 @@ std::optional<std::string> preset_of(std::string_view name) {
   return is_model_preset(name) ? std::optional<std::string>(name) : std::nullopt;
 }
 
-/// The texts of a dataset, and how their rows are read.
-struct Texts {
-  std::string train, validation;  // may be empty
-  bool drop_blank_rows = false;
-};
-
-/// The first text in the folder whose name has one of these words in it.
-std::string text_in(const fs::path& folder, std::initializer_list<std::string_view> words) {
-  for (const std::string& name : list_directory(folder, ExitCode::data)) {
-    const bool readable = is_plain_text(name) || name.ends_with(".json") || name.ends_with(".jsonl");
-    const bool named = std::ranges::any_of(words, [&](auto word) { return name.find(word) != name.npos; });
-    if (readable && named) return (folder / name).string();
-  }
-  return "";
-}
-
-/// The texts of the splits in a folder of a dataset, or in that of its configuration.
-Texts texts_in(fs::path folder, const std::optional<std::string>& configuration) {
-  if (configuration && is_folder(folder / *configuration)) folder /= *configuration;
-  return {text_in(folder, {"train"}), text_in(folder, {"valid", "dev"}), true};
-}
-
-// What Hugging Face's programs make of a dataset are tables in parquet and Arrow, which nothing here reads.
-UserError no_texts(const std::string& name, const std::optional<std::string>& configuration, bool is_cached) {
-  const std::string arguments =
-      fmt::format("'{}'{}", name, configuration ? fmt::format(", '{}'", *configuration) : "");
-  const std::string folder = name.substr(name.rfind('/') + 1);
-  return data_error(
-      {.what =
-           is_cached
-               ? fmt::format("'{}' is in Hugging Face's cache, but in no format that is read (*train*.txt, "
-                             ".raw, .json or .jsonl)",
-                             printable(name, 200))
-               : fmt::format("'{}' is neither a folder with a text of its train split (*train*.txt, .raw, "
-                             ".json or .jsonl) nor a name in Hugging Face's cache, and nothing is downloaded",
-                             printable(name, 200)),
-       .where = "--dataset_name",
-       .fix = fmt::format("Write its texts with `python -c \"from datasets import load_dataset; "
-                          "d = load_dataset({}); [d[s].to_json('{}/' + s + '.jsonl') for s in d]\"` and name "
-                          "that folder, or "
-                          "give the texts: --train_file FILE --validation_file FILE",
-                          printable(arguments, 400), printable(folder, 200))});
-}
-
-Texts texts_of(const Flags& flags) {
+DatasetTexts texts_of(const Flags& flags) {
   if (!flags.dataset) return {flags.train_file.value_or(""), flags.validation_file.value_or("")};
   if (flags.train_file) return {*flags.train_file, flags.validation_file.value_or(""), true};
-  const std::string& name = *flags.dataset;
-  const bool is_folder_here = is_folder(name);
-  const std::optional<fs::path> folder = is_folder_here ? fs::path(name) : cached_hf_dataset(name);
-  const Texts texts = folder ? texts_in(*folder, flags.dataset_config) : Texts{};
-  if (!texts.train.empty()) return texts;
-  throw no_texts(name, flags.dataset_config, folder && !is_folder_here);
+  return texts_of_dataset(*flags.dataset, flags.dataset_config);
 }
 
 int64_t rows_of(const std::string& file) {
@@ -198,7 +150,7 @@ class RunClm {
     choose_model();
     choose_tokenizer();
     track();
-    const Texts texts = texts_of(flags_);
+    const DatasetTexts texts = texts_of(flags_);
     if (!texts.train.empty() || !texts.validation.empty()) use(texts);
     if (read_launch_env(process_environment).rank == 0) {
       print("Building gpt model in the pre-training mode.");
@@ -315,7 +267,7 @@ class RunClm {
     add({"--tensorboard-dir", (run / project).string()});
   }
 
-  void use(const Texts& texts) {
+  void use(const DatasetTexts& texts) {
     if (texts.train.empty()) {
       throw data_error({.what = "there is no text to train on",
                         .where = "--validation_file",

@@ -36,6 +36,11 @@ std::vector<std::string> added_head_patterns() {
 
 }  // namespace
 
+bool experts_wait_for_device(const Arguments& args, at::Device device) {
+  if (!args.num_experts || !device.is_cuda()) return false;
+  return !args.bf16 || !groups_experts_on_device(args, compute_capability(device));
+}
+
 at::Device choose_device(const Arguments& args) {
   if (args.device == "cpu") return at::kCPU;
   const bool present = gpu_count() > 0;
