@@ -25,11 +25,12 @@ void initialize(Parameter& parameter, uint64_t seed) {
     parameter.tensor.fill_(init.value);
     return;
   }
-  const bool normal = init.kind == Init::Kind::normal;
+  const bool normal = init.kind == Init::Kind::normal, xavier = init.kind == Init::Kind::xavier;
   random_fill_(parameter.tensor, parameter.shard(),
                {.key = {seed, hash_name(parameter.name)},
                 .distribution = normal ? Distribution::normal : Distribution::uniform,
-                .scale = normal ? init.value : xavier_bound(parameter.shard().global_shape)});
+                .scale = xavier ? xavier_bound(parameter.shard().global_shape) : init.value});
+  if (init.map) parameter.tensor.copy_(init.map(parameter.tensor));
 }
 
 }  // namespace teratron

@@ -28,15 +28,20 @@ namespace teratron {
 /// Initial values. They depend only on the seed, the name and the global index of an element, so they are the
 /// same for every parallel layout.
 struct Init {
-  enum class Kind : uint8_t { constant, normal, xavier };
+  enum class Kind : uint8_t { constant, normal, xavier, uniform };
   Kind kind = Kind::constant;
-  double value = 0.0;  // the constant, or the standard deviation
+  double value = 0.0;  // the constant, the standard deviation, or the bound
+  at::Tensor (*map)(const at::Tensor& uniform) = nullptr;
 
   static Init zeros() { return {}; }
   static Init ones() { return {Kind::constant, 1.0}; }
   static Init normal(double standard_deviation) { return {Kind::normal, standard_deviation}; }
   /// Uniform in [-a, a], a = sqrt(6 / (rows + columns)) of the global matrix (Glorot, Bengio 2010).
   static Init xavier() { return {Kind::xavier}; }
+  /// Uniform in [-bound, bound].
+  static Init uniform(double bound) { return {Kind::uniform, bound}; }
+  /// `map`, a function of each element, of values uniform in [-1, 1].
+  static Init mapped(at::Tensor (*map)(const at::Tensor& uniform)) { return {Kind::uniform, 1.0, map}; }
 };
 
 struct ParameterOptions {

@@ -29,7 +29,8 @@ double training_flops(std::span<const Operator> operators, FlopsConvention conve
   double flops = 0.0;
   for (const Operator& op : operators) {
     const bool no_weight_gradient = weights == Weights::frozen && op.kind == Operator::Kind::gemm;
-    const double forward = convention == FlopsConvention::causal ? op.flops - op.masked_flops : op.flops;
+    const double unmasked = convention == FlopsConvention::causal ? op.flops - op.masked_flops : op.flops;
+    const double forward = op.logged_flops.value_or(unmasked);
     flops += (no_weight_gradient ? 2.0 : 3.0) * forward;
   }
   return flops;

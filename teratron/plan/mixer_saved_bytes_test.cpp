@@ -55,6 +55,8 @@ std::vector<MixerCase> mixer_cases() {
            all(lone_sum),
            0.1,
            {.granularity = RecomputeConfig::Granularity::layers, .layers = 2}},
+          {"Mamba-2", all(mamba)},
+          {"Mamba-2 with dropout", all(mamba), 0.1},
           {"four norms", all(four_norms)},
           {"four norms with dropout", all(four_norms), 0.1},
           {"two mixers", two_sums, 0.1},

@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "teratron/kernels/pointwise/activation_kind.h"
-#include "teratron/testing/relative_error.h"
+#include "teratron/testing/tensors/relative_error.h"
 
 namespace teratron {
 

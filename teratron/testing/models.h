@@ -9,7 +9,7 @@
 #include <ATen/ATen.h>
 
 #include "teratron/models/gpt/gpt.h"
-#include "teratron/testing/relative_error.h"
+#include "teratron/testing/tensors/relative_error.h"
 
 namespace teratron {
 

@@ -20,10 +20,11 @@ LinearOptions head_projection(const AttentionLayerOptions& options, int64_t head
           .init = options.qkv_init};
 }
 
-// linear_qkv: for each query group its queries, a key and a value.
+// linear_qkv: for each query group its queries and their gates, a key and a value.
 LinearOptions qkv_projection(const AttentionLayerOptions& options) {
-  LinearOptions linear = head_projection(options, options.heads + 2 * options.query_groups);
-  const int64_t queries = options.heads / options.query_groups * options.kv_channels;
+  const int64_t of_query = options.output_gate ? 2 : 1;
+  LinearOptions linear = head_projection(options, of_query * options.heads + 2 * options.query_groups);
+  const int64_t queries = of_query * options.heads / options.query_groups * options.kv_channels;
   linear.parts = {
       {"linear_q", queries}, {"linear_k", options.kv_channels}, {"linear_v", options.kv_channels}};
   linear.group = {queries, 2 * options.kv_channels};
@@ -46,6 +47,21 @@ LinearOptions output_projection(const AttentionLayerOptions& options) {
 
 const KeyValuePages& pages_of(LayerState& state) {
   return static_cast<AttentionState&>(state).pages();
+}
+
+// [S, B, G, 2 N + 2, D] of a projection with gates -> without them [S, B, G, N + 2, D], and the gates
+// [S, B, G N D].
+std::pair<at::Tensor, at::Tensor> split_gate(const at::Tensor& all_SBGPD) {
+  const int64_t queries = all_SBGPD.size(3) / 2 - 1;
+  return {at::cat({all_SBGPD.narrow(3, 0, queries), all_SBGPD.narrow(3, 2 * queries, 2)}, 3),
+          all_SBGPD.narrow(3, queries, queries).flatten(2)};
+}
+
+// In fp32, as Megatron-LM does.
+at::Tensor gated(const at::Tensor& x_SBF, const at::Tensor& gate_SBF) {
+  if (!gate_SBF.defined()) return x_SBF;
+  const at::ScalarType wide = at::promote_types(x_SBF.scalar_type(), at::kFloat);
+  return (x_SBF * gate_SBF.to(wide).sigmoid()).to(x_SBF.scalar_type());
 }
 
 }  // namespace
@@ -116,6 +132,7 @@ at::Tensor CoreAttention::forward_cross(const at::Tensor& q_SBND, const KeyValue
 SelfAttention::SelfAttention(const Scope& scope, const AttentionLayerOptions& options,
                              const TensorParallel& parallel)
     : core_(options, scope.options(), parallel.group),
+      output_gate_(options.output_gate),
       qkv_(scope / "linear_qkv", qkv_projection(options), parallel),
       output_(scope / "linear_proj", output_projection(options), parallel) {
   TERATRON_ASSERT(core_.v_channels() == core_.kv_channels(), "values of another width in one projection");
@@ -128,8 +145,9 @@ SelfAttention::SelfAttention(const Scope& scope, const AttentionLayerOptions& op
   k_norm_ = norm("k_layernorm", options.query_groups);
 }
 
-QueryKeyValue SelfAttention::project(const at::Tensor& x_SBH, const DropoutArgs& dropout,
-                                     const LayerContext& context) {
+SelfAttention::Projected SelfAttention::project(const at::Tensor& x_SBH, const DropoutArgs& dropout,
+                                                const LayerContext& context) {
+  if (output_gate_) return project_gated(x_SBH, dropout, context);
   const int64_t groups = core_.query_groups();
   const int64_t per_group = core_.heads() / groups;
   const int64_t width = core_.kv_channels();
@@ -141,25 +159,41 @@ QueryKeyValue SelfAttention::project(const at::Tensor& x_SBH, const DropoutArgs&
   const auto [qkv_SBF, bias] = qkv_.forward(x_SBH, rope ? &*rope : nullptr, &dropout);
   const at::Tensor qkv_SBGPD = qkv_SBF.unflatten(-1, {groups, per_group + 2, width});
   QueryKeyValue qkv = split_qkv({qkv_SBGPD, bias, rope.has_value()}, fused_rope, context.positions_SB);
-  if (!q_norm_) return qkv;
+  if (q_norm_) position(qkv, context);
+  return {std::move(qkv), {}};
+}
+
+SelfAttention::Projected SelfAttention::project_gated(const at::Tensor& x_SBH, const DropoutArgs& dropout,
+                                                      const LayerContext& context) {
+  const int64_t groups = core_.query_groups();
+  const at::Tensor all_SBF = apply_bias_grad(qkv_.forward(x_SBH, nullptr, &dropout));
+  const auto [qkv_SBGPD, gate_SBF] = split_gate(all_SBF.unflatten(-1, {groups, -1, core_.kv_channels()}));
+  const RotaryEmbedding* const rope = q_norm_ ? nullptr : context.rope;
+  Projected projected{split_qkv({qkv_SBGPD, nullptr, false}, rope, context.positions_SB), gate_SBF};
+  if (q_norm_) position(projected.qkv, context);
+  return projected;
+}
+
+void SelfAttention::position(QueryKeyValue& qkv, const LayerContext& context) {
   qkv.q_SBND = q_norm_->forward(qkv.q_SBND);
   qkv.k_SBGD = k_norm_->forward(qkv.k_SBGD);
-  if (!context.rope) return qkv;
+  if (!context.rope) return;
   qkv.q_SBND = context.rope->apply(qkv.q_SBND, context.positions_SB);
   qkv.k_SBGD = context.rope->apply(qkv.k_SBGD, context.positions_SB);
-  return qkv;
 }
 
 at::Tensor SelfAttention::decode(const Normed& x_SBH, const KeyValuePages& pages,
                                  const LayerContext& context) {
   const int64_t groups = core_.query_groups(), per_group = core_.heads() / groups;
-  QkvParts qkv =
-      unpack_qkv(qkv_.forward_normed(x_SBH).unflatten(-1, {groups, per_group + 2, core_.kv_channels()}));
+  at::Tensor qkv_SBGPD = qkv_.forward_normed(x_SBH).unflatten(-1, {groups, -1, core_.kv_channels()});
+  at::Tensor gate_SBF;
+  if (output_gate_) std::tie(qkv_SBGPD, gate_SBF) = split_gate(qkv_SBGPD);
+  QkvParts qkv = unpack_qkv(qkv_SBGPD);
   if (q_norm_) {
     qkv.q = q_norm_->forward(qkv.q.flatten(2, 3)).unflatten(2, {groups, per_group});
     qkv.k = k_norm_->forward(qkv.k);
   }
-  return core_.decode(qkv, pages, context);
+  return gated(core_.decode(qkv, pages, context), gate_SBF);
 }
 
 Hidden SelfAttention::forward_add_residual(const Normed& normed_SBH, const ResidualDropout& residual,
@@ -167,10 +201,10 @@ Hidden SelfAttention::forward_add_residual(const Normed& normed_SBH, const Resid
   if (state && decodes_all(context, normed_SBH.sizes()[0]))
     return output_.forward_add_residual(decode(normed_SBH, pages_of(*state), context), residual);
   const at::Tensor x_SBH = normed_SBH.tensor();
-  const QueryKeyValue qkv = project(x_SBH, residual.dropout, context);
+  const auto [qkv, gate_SBF] = project(x_SBH, residual.dropout, context);
   const at::Tensor attended = state ? core_.forward_paged(qkv, pages_of(*state), context)
                                     : core_.forward(qkv, context.segments, context);
-  return output_.forward_add_residual(attended, residual);
+  return output_.forward_add_residual(gated(attended, gate_SBF), residual);
 }
 
 std::unique_ptr<LayerState> SelfAttention::make_state(LayerState* /*before*/) const {

@@ -30,6 +30,7 @@ struct AttentionLayerOptions {
   Init output_init;
   std::optional<NormOptions> qk_norm;  // of each head's query and key, before RoPE; self-attention only
   bool qk_norm_all_heads = false;      // of the queries of all heads together, and of the keys; RMS norm
+  bool output_gate = false;  // each head's output times the sigmoid of its gate; self-attention only
   bool alibi = false;
   bool distance_bias = false;  // the context's
   double scale = 0.0;          // of the scores; 0: 1 / sqrt(kv_channels)
@@ -75,7 +76,8 @@ class CoreAttention {
   at::Tensor alibi_slopes_N_;
 };
 
-/// Queries, keys and values of the same tokens and width, by one fused projection `linear_qkv`.
+/// Queries, keys and values of the same tokens and width, by one fused projection `linear_qkv`: of each query
+/// group its queries, their gates if there are any, a key and a value.
 class SelfAttention : public Mixer {
  public:
   SelfAttention(const Scope& scope, const AttentionLayerOptions& options, const TensorParallel& parallel);
@@ -84,10 +86,18 @@ class SelfAttention : public Mixer {
   std::unique_ptr<LayerState> make_state(LayerState* before) const override;
 
  private:
-  QueryKeyValue project(const at::Tensor& x_SBH, const DropoutArgs& dropout, const LayerContext& context);
+  struct Projected {
+    QueryKeyValue qkv;
+    at::Tensor gate_SBF;  // undefined without gates
+  };
+  Projected project(const at::Tensor& x_SBH, const DropoutArgs& dropout, const LayerContext& context);
+  Projected project_gated(const at::Tensor& x_SBH, const DropoutArgs& dropout, const LayerContext& context);
+  /// Normed, then rotated.
+  void position(QueryKeyValue& qkv, const LayerContext& context);
   at::Tensor decode(const Normed& x_SBH, const KeyValuePages& pages, const LayerContext& context);
 
   CoreAttention core_;
+  bool output_gate_;
   ColumnLinear qkv_;
   RowLinear output_;
   std::unique_ptr<HeadNorm> q_norm_;  // both null without query-key norms

@@ -23,7 +23,10 @@ class SelfAttentionCost {
         q_(sizes.tokens * heads_ * as_real(options.kv_channels) * sizes.element),
         kv_(sizes.tokens * groups_ * as_real(options.kv_channels) * sizes.element) {}
 
-  std::vector<Operator> all() const { return {projection(), split(), core(), output()}; }
+  std::vector<Operator> all() const {
+    if (options_.output_gate) return {projection(), split(), core(), gate(), output()};
+    return {projection(), split(), core(), output()};
+  }
 
  private:
   // What backends keep besides queries, keys, values and the output as they are: keys and values repeated for
@@ -44,7 +47,8 @@ class SelfAttentionCost {
   double scores() const { return sizes_.samples * heads_ * sizes_.queries * sizes_.keys * sizes_.element; }
 
   Operator projection() const {
-    const double width = (heads_ + 2.0 * groups_) * as_real(options_.kv_channels);
+    const double of_query = options_.output_gate ? 2.0 : 1.0;
+    const double width = (of_query * heads_ + 2.0 * groups_) * as_real(options_.kv_channels);
     Operator op = column_operator(name_ + ".linear_qkv", sizes_, width, batch_.fp8);
     op.backward_peak -= qkv();  // split_qkv() writes the gradients of its parts into one: no copy joins them
     return op;
@@ -91,6 +95,17 @@ class SelfAttentionCost {
     const double sums = shape_.has_plain_scores() ? q_ / sizes_.element * 4.0 : 0.0;
     op.backward_peak = op.saved + gradients() + sums + 2.0 * logsumexp;
     if (batch_.context_parallel > 1) add_context_parallel(op);
+    return op;
+  }
+
+  // Saves the output of attention and, in fp32, the gates' sigmoids; the split has joined the rest anew.
+  Operator gate() const {
+    Operator op{.name = name_ + ".output_gate", .kind = Operator::Kind::pointwise};
+    const double wide = q_ / sizes_.element * 4.0;
+    op.bytes = 3.0 * q_ + qkv();
+    op.saved = q_ + wide;
+    op.forward_peak = op.saved + wide + q_;
+    op.backward_peak = op.saved + 2.0 * wide + 2.0 * q_;
     return op;
   }
 

@@ -33,8 +33,10 @@ struct Operator {
   bool fp8 = false;           // its GEMMs run in FP8
   double flops = 0.0;         // of forward; attention counts all scores
   double masked_flops = 0.0;  // part of `flops`: scores that a causal mask hides
-  double bytes = 0.0;         // that forward reads and writes
-  double saved = 0.0;         // bytes that forward leaves for backward
+  /// What Megatron-LM's log counts in place of `flops`, where that is something else.
+  std::optional<double> logged_flops = {};
+  double bytes = 0.0;  // that forward reads and writes
+  double saved = 0.0;  // bytes that forward leaves for backward
   /// Most bytes alive at once while it runs, besides those that earlier operators saved: what it saves,
   /// temporaries, and gradients that wait for earlier operators.
   double forward_peak = 0.0;

@@ -33,7 +33,9 @@ class ExpertBytes {
   /// Rows in FP8, as they are and transposed; 0 in the model's dtype.
   double cast(double bytes) const { return fp8_ ? (1.0 + columns_ / rows_) * bytes / element_ : 0.0; }
   double probabilities() const { return rows_ * logit_; }
-  double input() const { return tokens_ * hidden_; }
+  double input() const { return tokens_ * as_real(options_.experts.hidden) * element_; }
+  /// The sum over a token's experts, which the projection after latent experts saves.
+  double latent_sums() const { return options_.latent > 0 ? tokens_ * hidden_ : 0.0; }
   /// Inputs before they are sorted by expert, if they are not the layer's own.
   double arrived() const;
   /// Sums over a token's experts, fp32, and the part that is added.
@@ -63,7 +65,7 @@ ExpertBytes::ExpertBytes(const MoeOptions& options, const RankSizes& sizes)
       element_(sizes.element),
       logit_(element_),
       score_(sizes.statistic),
-      hidden_(as_real(options.experts.hidden) * element_),
+      hidden_(as_real(options.latent > 0 ? options.latent : options.experts.hidden) * element_),
       experts_(as_real(options_.router.experts)),
       topk_(as_real(options_.router.routing.topk)),
       expert_ranks_(as_real(sizes.batch.expert_parallel)),
@@ -147,7 +149,7 @@ double ExpertBytes::arrived() const {
 }
 
 double ExpertBytes::weights() const {
-  return experts_ / expert_ranks_ * as_real(options_.experts.hidden) * (wide_ + ffn_);
+  return experts_ / expert_ranks_ * hidden_ / element_ * (wide_ + ffn_);
 }
 
 double ExpertBytes::windows() const {
@@ -167,15 +169,16 @@ double ExpertBytes::windows() const {
 
 // Padding does not count.
 double ExpertBytes::flops() const {
-  return 2.0 * seen_ * topk_ * as_real(options_.experts.hidden) * (wide_ + ffn_) / element_;
+  const double projections = options_.latent > 0 ? 2.0 * as_real(options_.experts.hidden) * tokens_ : 0.0;
+  return 2.0 * hidden_ / element_ * (seen_ * topk_ * (wide_ + ffn_) / element_ + projections);
 }
 
 Operator routed(const ExpertBytes& n, double jitter) {
   Operator op{.kind = Operator::Kind::gemm, .flops = n.flops()};
   op.bytes =
       3.0 * n.rows() + n.pre_activations() + n.activations() + n.input() + n.weights() + 2.0 * n.arrived();
-  op.saved =
-      n.input() + jitter + n.scores() + n.places() + n.probabilities() + n.saved_rows() + n.pre_activations();
+  op.saved = n.input() + jitter + n.scores() + n.places() + n.probabilities() + n.saved_rows() +
+             n.pre_activations() + n.latent_sums();
   const double computing = n.activations() + n.rows() + n.cast(n.rows()) + n.cast(n.activations());
   const double combining = n.rows() + n.sums();
   op.forward_peak = op.saved + n.arrived() + std::max(computing, combining);

@@ -60,10 +60,27 @@ MoeLayer::MoeLayer(const Scope& scope, const MoeOptions& options, const TensorPa
   const std::deque<Parameter>& all = scope.set().all();
   const size_t before = all.size();
   router_ = std::make_unique<Router>(scope / "router", options.router, parallel, mesh);
-  experts_ = std::make_unique<Experts>(scope, options.experts, parallel_);
+  ExpertsOptions experts = options.experts;
+  if (options.latent > 0) {
+    create_latent(scope, options, parallel);
+    experts.hidden = options.latent;
+  }
+  experts_ = std::make_unique<Experts>(scope, experts, parallel_);
   if (options.shared)
     shared_ = std::make_unique<SharedExperts>(scope / "shared_experts", *options.shared, parallel);
   for (size_t i = before; i < all.size(); ++i) parameters_.push_back(&scope.set().all()[i]);
+}
+
+void MoeLayer::create_latent(const Scope& scope, const MoeOptions& options, const TensorParallel& parallel) {
+  const int64_t hidden = options.experts.hidden;
+  const auto create = [&](const char* name, std::vector<int64_t> shape, const Init& init) {
+    return &(scope / name)
+                .parameter("weight", {.shard = Shard::replicated(std::move(shape)),
+                                      .init = init,
+                                      .grad_sum = parallel.grad_sum()});
+  };
+  latent_in_ = create("fc1_latent_proj", {options.latent, hidden}, options.latent_in_init);
+  latent_out_ = create("fc2_latent_proj", {hidden, options.latent}, options.latent_out_init);
 }
 
 void MoeLayer::notify_of_experts(const at::Tensor& y_RH, const Permutation& permutation,
@@ -90,8 +107,10 @@ at::Tensor MoeLayer::run(const at::Tensor& x_SBH, const LayerContext& context) {
   const auto beside = [&] {
     if (shared_) shared_SBH = shared_->forward(x_SBH);
   };
-  const at::Tensor y_TH =
-      dispatcher_.forward(as_rows(x_SBH.contiguous()), routed.routing, routed.kept, {experts, beside});
+  at::Tensor x_TH = as_rows(x_SBH.contiguous());
+  if (latent_in_) x_TH = at::matmul(x_TH, autograd_tensor(*latent_in_).t());
+  at::Tensor y_TH = dispatcher_.forward(x_TH, routed.routing, routed.kept, {experts, beside});
+  if (latent_out_) y_TH = at::matmul(y_TH, autograd_tensor(*latent_out_).t());
   const at::Tensor y_SBH = y_TH.view_as(x_SBH);
   return shared_ ? y_SBH + shared_SBH : y_SBH;
 }

@@ -2,6 +2,9 @@
 //
 //   y_t = sum over the experts e that the router chose for token t of  p_te expert_e(x_t)  (+ shared(x_t))
 //
+// With latent experts (LatentMoE) W2 sum p_te expert_e(W1 x_t) takes the place of the sum: experts and what
+// is sent between ranks are narrower than the tokens.
+//
 // Choices, drops, losses and, up to rounding, outputs and gradients are those of one rank on every layout.
 #pragma once
 
@@ -19,6 +22,8 @@ struct MoeOptions {
   ExpertsOptions experts;
   std::optional<SharedExpertsOptions> shared = {};
   TokenDispatch dispatch = TokenDispatch::all_gather;
+  int64_t latent = 0;  // width of the experts' inputs and outputs; 0: that of the tokens
+  Init latent_in_init, latent_out_init;
   bool recompute = false;  // in backward
 };
 
@@ -31,6 +36,7 @@ class MoeLayer : public FeedForward {
   at::Tensor forward(const at::Tensor& x_SBH, const LayerContext& context) override;
 
  private:
+  void create_latent(const Scope& scope, const MoeOptions& options, const TensorParallel& parallel);
   at::Tensor run(const at::Tensor& x_SBH, const LayerContext& context);
   void notify_of_experts(const at::Tensor& y_RH, const Permutation& permutation,
                          const LayerContext& context) const;
@@ -43,6 +49,8 @@ class MoeLayer : public FeedForward {
   std::unique_ptr<Router> router_;
   std::unique_ptr<Experts> experts_;
   std::unique_ptr<SharedExperts> shared_;  // null: none
+  Parameter* latent_in_ = nullptr;         // W1 [latent, H], null: none
+  Parameter* latent_out_ = nullptr;        // W2 [H, latent]
   TokenDispatcher dispatcher_;
 };
 

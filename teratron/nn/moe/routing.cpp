@@ -31,7 +31,8 @@ at::Tensor unnormalized(const at::Tensor& wide_TE, RouterScore score) {
 at::Tensor within_best_groups(const at::Tensor& scores_TE, const RoutingOptions& options) {
   if (options.groups == 0) return scores_TE;
   const at::Tensor scores_TGE = scores_TE.detach().unflatten(1, {options.groups, -1});
-  const int64_t summed = options.topk / options.group_topk;
+  const int64_t summed =
+      options.group_score_topk > 0 ? options.group_score_topk : options.topk / options.group_topk;
   const at::Tensor best_TGK = scores_TGE.gather(2, top_indices(scores_TGE, summed));
   const at::Tensor groups_TG = top_indices(best_TGK.sum(2), options.group_topk);
   const at::Tensor open_TG = at::zeros_like(scores_TGE.select(2, 0), at::kBool).scatter_(1, groups_TG, true);

@@ -24,9 +24,10 @@ struct RoutingOptions {
   bool pre_softmax = false;
   double scaling = 1.0;  // of the probabilities
   /// Group-limited: only the experts of `group_topk` groups of consecutive experts are candidates, those with
-  /// the largest sum of their topk / group_topk best scores. 0: no groups.
+  /// the largest sum of their `group_score_topk` best scores, by default topk / group_topk. 0: no groups.
   int64_t groups = 0;
   int64_t group_topk = 0;
+  int64_t group_score_topk = 0;
 };
 
 /// The experts of each token, in ascending order, and what their outputs are multiplied by.

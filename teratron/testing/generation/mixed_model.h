@@ -11,6 +11,7 @@
 #include "teratron/models/transformer/layer_context.h"
 #include "teratron/models/transformer/transformer_branches.h"
 #include "teratron/nn/embedding.h"
+#include "teratron/nn/mamba/mamba_cost.h"
 #include "teratron/testing/generation/mixers.h"
 
 namespace teratron {
@@ -20,8 +21,22 @@ enum class LayerKind : uint8_t {
   wide_keys,    // WideKeyAttention and an MLP
   decayed_sum,  // DecayedSum and an MLP
   lone_sum,     // DecayedSum alone, under other names
-  four_norms    // attention and an MLP, each with a norm of its output, too
+  four_norms,   // attention and an MLP, each with a norm of its output, too
+  mamba         // alone
 };
+
+inline BranchOptions small_mamba_branch(const TransformerConfig& config) {
+  const MambaMixerOptions options{.hidden = config.hidden,
+                                  .core = {.heads = 4, .head_dim = 8, .groups = 2, .state = 6, .chunk = 4},
+                                  .in_init = weight_init(config),
+                                  .out_init = weight_init(config)};
+  return {.norm = "norm",
+          .part = "mixer",
+          .mixer = mixer_factory<MambaMixer>(options),
+          .operators = [options](const std::string& name,
+                                 const RankSizes& sizes) { return mamba_operators(name, options, sizes); },
+          .dropout = own_sites};
+}
 
 inline LayerBranches mixed_branches(const std::vector<LayerKind>& kinds) {
   return [kinds](const TransformerConfig& config, int64_t layer) {
@@ -44,6 +59,9 @@ inline LayerBranches mixed_branches(const std::vector<LayerKind>& kinds) {
                      .mixer = sum,
                      .operators = decayed_sum_operators,
                      .dropout = own_sites}};
+        break;
+      case LayerKind::mamba:
+        branches = {small_mamba_branch(config)};
         break;
       case LayerKind::four_norms:
         branches[0].output_norm = "post_self_attn_layernorm";

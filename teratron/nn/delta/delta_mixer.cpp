@@ -1,0 +1,109 @@
+#include "teratron/nn/delta/delta_mixer.h"
+
+#include <ATen/ATen.h>
+
+#include "teratron/base/error.h"
+#include "teratron/nn/recurrent/recurrent_init.h"
+
+namespace teratron {
+
+namespace {
+
+std::vector<int64_t> conv_segments(const DeltaOptions& core) {
+  return {core.keys(), core.keys(), core.values()};
+}
+
+class DeltaNetCore final : public RecurrentCore {
+ public:
+  DeltaNetCore(const Scope& scope, const DeltaMixerOptions& options, const Group& group)
+      : options_(delta_part(options.core, group.size)), kernel_(options.conv_kernel) {
+    const DeltaOptions& all = options.core;
+    const auto of_heads = [&](const char* name, const Init& init) {
+      return &scope.parameter(name, {.shard = Shard::split({all.value_heads}, 0, group.size, group.rank),
+                                     .init = init,
+                                     .param_group = ParamGroup::no_weight_decay});
+    };
+    conv_weight_ =
+        &(scope / "conv1d")
+             .parameter("weight", {.shard = Shard::split_segments({all.channels(), 1, kernel_}, 0,
+                                                                  conv_segments(all), group.size, group.rank),
+                                   .init = of_convolution(kernel_)});
+    dt_bias_ = of_heads("dt_bias", Init::ones());
+    A_log_ = of_heads("A_log", log_uniform_decay());
+    norm_weight_ = &(scope / "out_norm")
+                        .parameter("weight", {.shard = Shard::replicated({all.value_dim}),
+                                              .init = Init::ones(),
+                                              .param_group = ParamGroup::no_weight_decay,
+                                              .grad_sum = {Axis::tp}});  // each rank sees some heads
+  }
+
+  Output forward(const Input& in, const States& before) const override {
+    const DeltaOutput out = delta_forward({in.columns_SB, in.document_SB, {before.conv, before.recurrent}},
+                                          weights(in.part), delta_part(options_, in.part.count));
+    return {out.y_SB, {out.after.conv, out.after.rule}};
+  }
+
+  Output step(const at::Tensor& columns_R, const States& before) const override {
+    Output out = forward({columns_R.unsqueeze(0)}, before);
+    out.y_SB = out.y_SB.squeeze(0);
+    return out;
+  }
+
+  at::Tensor backward(const at::Tensor& dy_SB, const Input& in) const override {
+    const DeltaGradients d = delta_backward(dy_SB, {}, {in.columns_SB, in.document_SB}, weights(in.part),
+                                            delta_part(options_, in.part.count));
+    const std::vector<int64_t> heads = {options_.value_heads};
+    accumulate_grad(*conv_weight_, whole_of(d.weights.conv_weight, conv_segments(options_), in.part));
+    accumulate_grad(*dt_bias_, whole_of(d.weights.dt_bias, heads, in.part));
+    accumulate_grad(*A_log_, whole_of(d.weights.A_log, heads, in.part));
+    accumulate_grad(*norm_weight_, d.weights.norm_weight);
+    return d.dqkvzba_SB;
+  }
+
+  std::vector<Parameter*> parameters() const override {
+    return {conv_weight_, dt_bias_, A_log_, norm_weight_};
+  }
+  std::vector<int64_t> conv_shape() const override { return {kernel_ - 1, options_.channels()}; }
+  std::vector<int64_t> recurrent_shape() const override {
+    return {options_.value_heads, options_.key_dim, options_.value_dim};
+  }
+
+ private:
+  DeltaWeights weights(const HeadPart& part) const {
+    const std::vector<int64_t> heads = {options_.value_heads};
+    return {part_of(conv_weight_->tensor.detach(), conv_segments(options_), part),
+            part_of(dt_bias_->tensor.detach(), heads, part), part_of(A_log_->tensor.detach(), heads, part),
+            norm_weight_->tensor.detach()};
+  }
+
+  DeltaOptions options_;  // of this rank
+  int64_t kernel_;
+  Parameter *conv_weight_, *dt_bias_, *A_log_, *norm_weight_;
+};
+
+RecurrentMixerOptions mixer_options(const DeltaMixerOptions& options) {
+  const DeltaOptions& core = options.core;
+  return {.hidden = options.hidden,
+          .segments = {core.keys(), core.keys(), core.values(), core.values(), core.value_heads,
+                       core.value_heads},
+          .inner = core.values(),
+          .bias = options.bias,
+          .in_init = options.in_init,
+          .out_init = options.out_init};
+}
+
+}  // namespace
+
+DeltaOptions delta_part(DeltaOptions core, int64_t ranks) {
+  TERATRON_ASSERT(core.key_heads % ranks == 0 && core.value_heads % core.key_heads == 0,
+                  "{} heads of keys, {} of values on {} ranks", core.key_heads, core.value_heads, ranks);
+  core.key_heads /= ranks;
+  core.value_heads /= ranks;
+  return core;
+}
+
+DeltaMixer::DeltaMixer(const Scope& scope, const DeltaMixerOptions& options, const TensorParallel& parallel)
+    : RecurrentMixer(scope, mixer_options(options), parallel,
+                     std::make_unique<DeltaNetCore>(scope, options, parallel.group)) {}
+
+}  // namespace teratron

@@ -1,0 +1,57 @@
+// What mixers with a causal convolution and a recurrence compute between their projections: a core, with its
+// parameters. recurrent_mixer.h makes a mixer of it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "teratron/nn/parameter.h"
+
+namespace teratron {
+
+/// The part of this rank's heads that a context-parallel rank computes for all tokens.
+struct HeadPart {
+  int64_t index = 0;
+  int64_t count = 1;
+};
+/// This part of every segment of dimension 0, one after another.
+at::Tensor part_of(const at::Tensor& x, const std::vector<int64_t>& segments, const HeadPart& part);
+/// Its adjoint: zeros elsewhere.
+at::Tensor whole_of(const at::Tensor& part_x, const std::vector<int64_t>& segments, const HeadPart& part);
+
+class RecurrentCore {
+ public:
+  RecurrentCore() = default;
+  RecurrentCore(const RecurrentCore&) = delete;
+  RecurrentCore& operator=(const RecurrentCore&) = delete;
+  virtual ~RecurrentCore() = default;
+
+  /// What R sequences leave for the tokens after them.
+  struct States {
+    at::Tensor conv;       // [R, ...]: the last inputs of the convolution
+    at::Tensor recurrent;  // [R, ...]
+  };
+  struct Output {
+    at::Tensor y_SB;
+    States after;
+  };
+  /// S tokens of B sequences, undefined `document_SB`: one document in each; see MambaInput.
+  struct Input {
+    at::Tensor columns_SB;  // [S, B, F] of in_proj, of the part's heads
+    at::Tensor document_SB = {};
+    HeadPart part = {};
+  };
+  /// -> y [S, B, D] for out_proj. `before`: undefined tensors are zeros.
+  virtual Output forward(const Input& input, const States& before) const = 0;
+  /// forward() for one token of each of R sequences: [R, F] -> [R, D].
+  virtual Output step(const at::Tensor& columns_R, const States& before) const = 0;
+  /// The gradient of the columns, without states before; those of the parameters are accumulated.
+  virtual at::Tensor backward(const at::Tensor& dy_SB, const Input& input) const = 0;
+
+  virtual std::vector<Parameter*> parameters() const = 0;
+  /// Shapes of one sequence's states on this rank.
+  virtual std::vector<int64_t> conv_shape() const = 0;
+  virtual std::vector<int64_t> recurrent_shape() const = 0;
+};
+
+}  // namespace teratron

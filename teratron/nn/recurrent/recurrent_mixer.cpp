@@ -1,0 +1,166 @@
+#include "teratron/nn/recurrent/recurrent_mixer.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "teratron/comm/collectives.h"
+#include "teratron/nn/autograd/autograd.h"
+
+namespace teratron {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// [T] tokens b * S + s -> i64 [S, B] documents, numbered through; undefined: one.
+at::Tensor documents(const Segments& segments, int64_t length, int64_t batch) {
+  if (!segments.defined()) return {};
+  const at::Tensor starts = segments.cu_seqlens_q.to(at::kLong);
+  return at::zeros({length * batch + 1}, starts.options())
+      .index_fill_(0, starts, 1)
+      .narrow(0, 0, length * batch)
+      .cumsum(0)
+      .view({batch, length})
+      .t();
+}
+
+// Saves its input alone.
+struct RecurrentFunction : torch::autograd::Function<RecurrentFunction> {
+  struct Args {
+    const RecurrentCore* core;
+    at::Tensor document_SB;  // may be undefined
+    HeadPart part;
+  };
+
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& columns_SB,
+                            const at::Tensor& /*anchor*/, const Args& args) {
+    context->save_for_backward({columns_SB, args.document_SB});
+    context->saved_data["part"] = args.part.index;
+    context->saved_data["parts"] = args.part.count;
+    save_pointer(context, "core", args.core);
+    return args.core->forward({columns_SB, args.document_SB, args.part}, {}).y_SB;
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const HeadPart part{context->saved_data["part"].toInt(), context->saved_data["parts"].toInt()};
+    const auto* const core = saved_pointer<const RecurrentCore>(context, "core");
+    return {core->backward(gradients[0], {saved[0], saved[1], part}), at::Tensor(), at::Tensor()};
+  }
+};
+
+// Columns in segments [..., F] -> for each of `ranks` its part of every segment.
+at::Tensor by_rank(const at::Tensor& columns, const std::vector<int64_t>& segments, int64_t ranks) {
+  std::vector<std::vector<at::Tensor>> of_segments;
+  for (const at::Tensor& segment : columns.split_with_sizes(segments, -1))
+    of_segments.push_back(segment.chunk(ranks, -1));
+  std::vector<at::Tensor> parts;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    for (const std::vector<at::Tensor>& segment : of_segments) parts.push_back(segment[rank]);
+  }
+  return at::cat(parts, -1);
+}
+
+std::vector<int64_t> divided(std::vector<int64_t> segments, int64_t ranks) {
+  for (int64_t& segment : segments) segment /= ranks;
+  return segments;
+}
+
+// One that is trained, if any is.
+at::Tensor anchor_of(const std::vector<Parameter*>& parameters) {
+  const auto trained =
+      std::ranges::find_if(parameters, [](const Parameter* p) { return p->options.trainable; });
+  return grad_anchor({trained == parameters.end() ? parameters.front() : *trained});
+}
+
+RecurrentCore::States rows_of(const RecurrentCore::States& states, int64_t first, int64_t count) {
+  return {states.conv.narrow(0, first, count), states.recurrent.narrow(0, first, count)};
+}
+
+}  // namespace
+
+RecurrentMixer::RecurrentMixer(const Scope& scope, const RecurrentMixerOptions& options,
+                               const TensorParallel& parallel, std::unique_ptr<const RecurrentCore> core)
+    : options_(options),
+      tensors_(scope.options().tensors()),
+      in_(scope / "in_proj",
+          {.in = options.hidden,
+           .out = std::accumulate(options.segments.begin(), options.segments.end(), int64_t{0}),
+           .bias = options.bias,
+           .init = options.in_init,
+           .segments = options.segments},
+          parallel),
+      segments_(divided(options.segments, parallel.group.size)),
+      core_(std::move(core)),
+      out_(scope / "out_proj",
+           {.in = options.inner, .out = options.hidden, .bias = options.bias, .init = options.out_init},
+           parallel) {}
+
+Hidden RecurrentMixer::forward_add_residual(const Normed& normed_SBH, const ResidualDropout& residual,
+                                            const LayerContext& context, LayerState* state) {
+  const at::Tensor columns_SB = apply_bias_grad(in_.forward(normed_SBH.tensor(), nullptr, &residual.dropout));
+  for (Parameter* parameter : core_->parameters()) register_use(*parameter);
+  const at::Tensor y_SB =
+      state ? generate(columns_SB, context, static_cast<LayerStates&>(*state)) : train(columns_SB, context);
+  return out_.forward_add_residual(y_SB, residual);
+}
+
+at::Tensor RecurrentMixer::train(const at::Tensor& columns_SB, const LayerContext& context) const {
+  const ContextParallel& cut = context.context_parallel;
+  const auto recur = [&](const at::Tensor& columns, const HeadPart& part) {
+    const RecurrentFunction::Args args{core_.get(),
+                                       documents(context.segments, columns.size(0), columns.size(1)), part};
+    return RecurrentFunction::apply(columns, anchor_of(core_->parameters()), args);
+  };
+  if (cut.size() == 1) return recur(columns_SB, {});
+  // All tokens of some heads in place of some tokens of all heads.
+  const at::Tensor heads_SB =
+      permute_tokens(all_to_all(by_rank(columns_SB, segments_, cut.size()), 2, 0, cut.group), cut.cut->order,
+                     cut.cut->inverse_order);
+  const at::Tensor y_SB = recur(heads_SB, {cut.group.rank, cut.size()});
+  return all_to_all(permute_tokens(y_SB, cut.cut->inverse_order, cut.cut->order), 0, 2, cut.group);
+}
+
+at::Tensor RecurrentMixer::generate(const at::Tensor& columns_T1, const LayerContext& context,
+                                    LayerStates& states) const {
+  auto& conv = static_cast<SlotState&>(*states[0]);
+  auto& recurrent = static_cast<SlotState&>(*states[1]);
+  const GenerationBatch& batch = *context.generation;
+  const RecurrentCore::States before{conv.read(context), recurrent.read(context)};
+  const int64_t tokens = columns_T1.size(0), steps = batch.decode_rows;
+  std::vector<at::Tensor> y, after_conv, after_recurrent;
+  const auto add = [&](const at::Tensor& y_T1, const RecurrentCore::States& after) {
+    y.push_back(y_T1);
+    after_conv.push_back(after.conv);
+    after_recurrent.push_back(after.recurrent);
+  };
+  if (steps > 0) {
+    const auto stepped = core_->step(columns_T1.narrow(0, 0, steps).squeeze(1), rows_of(before, 0, steps));
+    add(stepped.y_SB.unsqueeze(1), stepped.after);
+  }
+  for (int64_t r = steps; !batch.has_single_tokens(tokens) && r < std::ssize(batch.rows); ++r) {
+    const GenerationRow& row = batch.rows[r];
+    const auto prompt =
+        core_->forward({columns_T1.narrow(0, row.first_token, row.tokens)}, rows_of(before, r, 1));
+    add(prompt.y_SB, prompt.after);
+  }
+  conv.write(at::cat(after_conv).to(before.conv.scalar_type()), context);
+  recurrent.write(at::cat(after_recurrent).to(before.recurrent.scalar_type()), context);
+  return at::cat(y);
+}
+
+std::unique_ptr<LayerState> RecurrentMixer::make_state(LayerState* /*before*/) const {
+  const auto model = c10::typeMetaToScalarType(tensors_.dtype());
+  const at::ScalarType wide = model == at::kDouble ? at::kDouble : at::kFloat;
+  auto states = std::make_unique<LayerStates>();
+  states->add(std::make_unique<SlotState>(core_->conv_shape(),
+                                          tensors_.dtype(options_.conv_state_dtype.value_or(model))));
+  states->add(std::make_unique<SlotState>(core_->recurrent_shape(),
+                                          tensors_.dtype(options_.recurrent_state_dtype.value_or(wide))));
+  return states;
+}
+
+}  // namespace teratron
