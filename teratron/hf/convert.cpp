@@ -80,7 +80,8 @@ class ExportStream {
     const std::vector<int64_t>& shape = plan_.outputs[output].shape;
     const Dtype saved = source_.info().tensors.at(tensor.name).dtype, to = plan_.outputs[output].dtype;
     if (!tensor.is_copy() && number == 0) load(tensor, saved);
-    const int64_t row = shape.size() == 1 ? 1 : shape[1], widest = std::max(size_of(saved), size_of(to));
+    const int64_t row = *checked_numel(shape) / std::max<int64_t>(shape[0], 1);
+    const int64_t widest = std::max(size_of(saved), size_of(to));
     const int64_t step = std::max<int64_t>(1, block_bytes / std::max<int64_t>(1, row * widest));
     for (int64_t begin = 0; begin < shape[0]; begin += step) {
       const int64_t end = std::min(begin + step, shape[0]), count = (end - begin) * row;

@@ -257,8 +257,10 @@ void HfCheckpoint::check() const {
     }
   }
   unplaced.finish([this](const std::string& name) {
-    return std::ranges::any_of(model_.family->buffers,
-                               [&](std::string_view end) { return name.ends_with(end); });
+    const auto ends = [&](std::string_view end) { return name.ends_with(end); };
+    const auto begins = [&](std::string_view begin) { return name.starts_with(begin); };
+    return std::ranges::any_of(model_.family->buffers, ends) ||
+           std::ranges::any_of(model_.family->unread, begins);
   });
 }
 

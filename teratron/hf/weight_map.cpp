@@ -60,6 +60,20 @@ void read_key(const HfKey& row, HfConfig& config) {
                  entry->dump());
 }
 
+// The keys of the family's object, with what else config.json says of the whole model.
+void enter_object(const HfFamily& family, HfConfig& config) {
+  if (family.object.empty()) return;
+  const auto found = config.keys.find(family.object);
+  if (found == config.keys.end() || !found->is_object())
+    return config.problem("'{}' is not an object", family.object);
+  json inner = std::move(*found);
+  for (const char* const key : {"tie_word_embeddings", "architectures"}) {
+    if (config.has(key)) inner[key] = config.keys[key];
+  }
+  config.keys = std::move(inner);
+  config.object = std::string(family.object) + ".";
+}
+
 // The keys as a configuration class of transformers has them.
 void complete_keys(const HfFamily& family, json& keys) {
   for (const auto& [alias, key] : family.aliases) {
@@ -123,53 +137,26 @@ void write_key(const HfKey& row, const CheckpointInfo& info, HfConfig& config) {
   written = named.key();
 }
 
-// "a.*.b" in a layer.
-std::string in_layer(std::string_view prefix, int64_t layer) {
-  std::string name(prefix);
-  const size_t star = name.find('*');
-  if (star == name.npos) return name;
-  const bool next = name.compare(star, 3, "*+1") == 0;
-  return name.replace(star, next ? 3 : 1, std::to_string(next ? layer + 1 : layer));
-}
-
-HfTensor weight_of(const HfTensorRow& row, const json& settings) {
-  std::vector<int64_t> shape;
-  for (const std::string_view size : row.shape) shape.push_back(hf_size(settings, size));
-  HfTensor tensor{.name = std::string(row.name), .shape = shape, .parts = {}};
-  const bool grouped = settings.value("group_query_attention", false);
-  const char* const groups = grouped ? "num_query_groups" : "num_attention_heads";
-  if (row.rule == HfRule::keys)
-    tensor.shape[0] = shape[0] = hf_size(settings, fmt::format("{}*kv_channels", groups));
-  tensor.copies.assign(row.options.copies.begin(), row.options.copies.end());
-  tensor.parts.assign(row.sources.size(), shape[0]);
-  if (row.rule == HfRule::kv_grouped) tensor.groups = hf_size(settings, "num_attention_heads");
-  if (row.rule == HfRule::qkv_grouped || row.rule == HfRule::qkv_fused) {
-    tensor.groups = hf_size(settings, groups);
-    const int64_t keys = hf_size(settings, fmt::format("{}*kv_channels", groups));
-    tensor.parts = {shape[0], keys, keys};
+// Python writes the word Infinity, which is not JSON; transformers 5 writes an object in its place.
+std::string with_infinity(std::string_view text) {
+  constexpr std::string_view word = "Infinity";
+  std::string result;
+  bool quoted = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (quoted && text[i] == '\\') {
+      result += text.substr(i++, 2);
+      continue;
+    }
+    if (text[i] == '"') quoted = !quoted;
+    const bool bare = !quoted && text.substr(i).starts_with(word) && (i == 0 || text[i - 1] != '-');
+    if (bare) {
+      result += R"({"__float__": "Infinity"})";
+      i += word.size() - 1;
+    } else {
+      result += text[i];
+    }
   }
-  tensor.shape[0] = std::accumulate(tensor.parts.begin(), tensor.parts.end(), int64_t{0});
-  for (size_t i = 0; i < row.sources.size(); ++i) {
-    shape[0] = row.rule == HfRule::qkv_fused ? tensor.shape[0] : tensor.parts[i];
-    HfSource& source = tensor.sources.emplace_back(std::string(row.sources[i]), shape);
-    source.transposed = row.rule == HfRule::transpose || row.rule == HfRule::qkv_fused;
-    if (source.transposed) std::swap(source.shape[0], source.shape[1]);
-  }
-  return tensor;
-}
-
-// The bias beside a weight.
-HfTensor bias_of(HfTensor tensor) {
-  const auto rename = [](std::string& name) { name.replace(name.rfind("weight"), name.npos, "bias"); };
-  rename(tensor.name);
-  tensor.shape.resize(1);
-  tensor.copies.clear();
-  for (HfSource& source : tensor.sources) {
-    rename(source.name);
-    source.shape = {source.shape[source.transposed ? 1 : 0]};
-    source.transposed = false;
-  }
-  return tensor;
+  return result;
 }
 
 bool has_architecture(const HfConfig& config, const std::string& name) {
@@ -199,7 +186,7 @@ std::vector<const HfFamily*> candidates_of(const json& config, std::span<const H
   const std::string trained = saved_family(config);
   std::vector<const HfFamily*> found;
   for (const HfFamily& family : families) {
-    if (family.family == trained) found.push_back(&family);
+    if (family.family == trained && family.object.empty()) found.push_back(&family);
   }
   const std::string origin = config.value("hf_model_type", "");
   std::ranges::stable_partition(found, [&](const HfFamily* one) { return one->model_type == origin; });
@@ -208,17 +195,12 @@ std::vector<const HfFamily*> candidates_of(const json& config, std::span<const H
 
 }  // namespace
 
-std::string of_expert(std::string_view name, int64_t expert) {
-  std::string whole(name);
-  const size_t sign = whole.find('#');
-  return sign == whole.npos ? whole : whole.replace(sign, 1, std::to_string(expert));
-}
-
 HfModel parse_hf_config(const std::string& text, const std::string& where,
                         std::span<const HfFamily> families) {
-  HfConfig config{.keys = parse_json(text, {.where = where, .kind = ExitCode::checkpoint})};
+  HfConfig config{.keys = parse_json(with_infinity(text), {.where = where, .kind = ExitCode::checkpoint})};
   if (!config.keys.is_object()) throw checkpoint_error({.what = "not a JSON object", .where = where});
   const HfFamily& family = family_of(config, families, where);
+  enter_object(family, config);
   complete_keys(family, config.keys);
   refuse_unknown_keys(family, config);
   for (const HfKey& key : family.keys) in_object(key, config, read_key);
@@ -247,8 +229,9 @@ HfModel hf_model_of(const CheckpointInfo& info, std::span<const HfFamily> famili
       in_object(key, config, [&info](const HfKey& row, HfConfig& keys) { write_key(row, info, keys); });
     for (const HfTensorGroup& group : family.tensors) {
       const std::string first = in_layer(group.ours, 0) + std::string(group.rows[0].name);
-      if (!group.layers.empty() && group.span == HfLayers::all && !info.tensors.contains(first))
-        config.problem("tensor \"{}\" is missing", first);
+      const bool in_first =
+          !group.layers.empty() && group.span == HfLayers::all && group.rows[0].options.in.empty();
+      if (in_first && !info.tensors.contains(first)) config.problem("tensor \"{}\" is missing", first);
     }
     const auto& problems = config.problems;
     if (problems.empty())
@@ -274,82 +257,6 @@ json hf_config(const HfModel& model, Dtype dtype) {
                  {"torch_dtype", type}};
   config.update(model.keys);
   return config;
-}
-
-std::vector<RowSlice> HfTensor::slices() const {
-  const bool fused = sources.size() < parts.size();
-  std::vector<RowSlice> slices;
-  for (int64_t group = 0, our_row = 0; group < groups; ++group) {
-    int64_t start = 0;  // of the part in its source
-    for (size_t part = 0; part < parts.size(); ++part) {
-      const int64_t rows = parts[part] / groups;
-      slices.push_back({fused ? 0 : part, start + group * rows, our_row, rows});
-      our_row += rows;
-      if (fused) start += parts[part];
-    }
-  }
-  return slices;
-}
-
-namespace {
-
-// Appends what a row stands for in a layer.
-void add_row(std::vector<HfTensor>& tensors, const HfTensorRow& row, const HfModel& model,
-             const std::pair<std::string, std::string>& prefixes) {
-  const auto is_set = [&model](std::string_view setting) { return model.settings.value(setting, false); };
-  const auto& [when, unless, bias, copies, in] = row.options;
-  if ((!when.empty() && std::ranges::none_of(when, is_set)) || std::ranges::any_of(unless, is_set)) return;
-  const HfTensor whole = weight_of(row, model.settings);
-  const int64_t count = row.name.find('#') == row.name.npos ? 1 : hf_size(model.settings, "num_experts");
-  for (int64_t expert = 0; expert < count; ++expert) {
-    HfTensor weight = whole;
-    weight.name = prefixes.first + of_expert(whole.name, expert);
-    for (HfSource& source : weight.sources) source.name = prefixes.second + of_expert(source.name, expert);
-    tensors.push_back(weight);
-    if (std::ranges::any_of(bias, is_set)) tensors.push_back(bias_of(std::move(weight)));
-  }
-}
-
-void check_counts(const HfModel& model, int64_t layers, size_t most) {
-  const int64_t experts = std::max<int64_t>(hf_size(model.settings, "num_experts"), 1);
-  if (layers <= static_cast<int64_t>(most) && experts <= static_cast<int64_t>(most)) return;
-  throw checkpoint_error(
-      {.what = fmt::format("{} layers{}, but only {} tensors", layers,
-                           experts > 1 ? fmt::format(" of {} experts", experts) : "", most),
-       .where = model.where});
-}
-
-// What each of a group's layers consists of; nothing if the model type does not say.
-HfLayerKinds kinds_of(const HfModel& model, const HfTensorGroup& group, int64_t layers) {
-  HfLayerKinds kinds(static_cast<size_t>(layers));
-  if (model.family->layer_kinds == nullptr || group.layers.empty()) return kinds;
-  HfConfig config{.settings = model.settings};
-  kinds = model.family->layer_kinds(config, layers);
-  if (!config.problems.empty()) throw checkpoint_error({.what = config.problems[0], .where = model.where});
-  return kinds;
-}
-
-}  // namespace
-
-std::vector<HfTensor> hf_tensors(const HfModel& model, size_t most_layers, std::string_view strip) {
-  std::vector<HfTensor> tensors;
-  for (const HfTensorGroup& group : model.family->tensors) {
-    const int64_t layers = group.layers.empty() ? 1 : hf_size(model.settings, group.layers);
-    check_counts(model, layers, most_layers);
-    const HfLayerKinds kinds = kinds_of(model, group, layers);
-    const std::string_view theirs = group.theirs.substr(group.theirs.starts_with(strip) ? strip.size() : 0);
-    const int64_t begin = group.span == HfLayers::last ? layers - 1 : 0;
-    const int64_t end = group.span == HfLayers::but_last ? layers - 1 : layers;
-    for (int64_t layer = begin; layer < end; ++layer) {
-      const std::vector<std::string_view>& has = kinds.at(static_cast<size_t>(layer));
-      for (const HfTensorRow& row : group.rows) {
-        const std::string_view in = row.options.in;
-        if (!in.empty() && std::ranges::find(has, in) == has.end()) continue;
-        add_row(tensors, row, model, {in_layer(group.ours, layer), in_layer(theirs, layer)});
-      }
-    }
-  }
-  return tensors;
 }
 
 }  // namespace teratron

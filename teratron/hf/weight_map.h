@@ -47,8 +47,16 @@ struct RowSlice {
   int64_t row = 0, our_row = 0, rows = 0;
 };
 
-/// One of our tensors, [rows, columns] or [rows]: for each group, its share of each part. The parts are the
-/// sources, or lie one after another in the only source.
+/// In each group of rows of a source `count` runs of `rows` rows, `stride` rows apart.
+struct RowRuns {
+  size_t source = 0;
+  int64_t first = 0, rows = 0;  // in the first group
+  int64_t count = 1, stride = 0;
+  int64_t group_stride = 0;
+};
+
+/// One of our tensors, [rows, columns...] or [rows]: for each group, its share of each part. The parts are
+/// the sources, or lie one after another in the only source. Or, with `runs`, for each group these in turn.
 struct HfTensor {
   std::string name;
   std::vector<int64_t> shape;
@@ -56,14 +64,21 @@ struct HfTensor {
   std::vector<std::string> copies;  // of the source, which files may hold too
   std::vector<int64_t> parts;       // rows
   int64_t groups = 1;
+  std::vector<RowRuns> runs = {};
 
-  int64_t columns() const { return shape.size() == 1 ? 1 : shape[1]; }
+  /// Elements of a row.
+  int64_t columns() const;
   /// The only source, as it is.
-  bool is_copy() const { return parts.size() == 1 && !sources[0].transposed; }
+  bool is_copy() const { return parts.size() == 1 && runs.empty() && !sources[0].transposed; }
   /// All our rows. Only for shapes that are those of a file: others may be huge.
   std::vector<RowSlice> slices() const;
+
+ private:
+  std::vector<RowSlice> slices_of_runs() const;
 };
 
+/// A name with the number of a layer in the place of '*', or of the layer after it in that of "*+1".
+std::string in_layer(std::string_view prefix, int64_t layer);
 /// A name with the number of an expert in the place of '#'.
 std::string of_expert(std::string_view name, int64_t expert);
 

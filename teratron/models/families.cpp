@@ -46,7 +46,8 @@ Program training_of(const Family& family) {
 }
 
 Problem no_experts() {
-  return {.what = "only layers of gpt have experts", .where = "--num-experts", .fix = "Leave it out"};
+  return {
+      .what = "only layers of gpt and mamba have experts", .where = "--num-experts", .fix = "Leave it out"};
 }
 
 DataSources data_sources(const DataRequest& request) {

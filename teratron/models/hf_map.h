@@ -65,12 +65,15 @@ struct HfKey {
 
 enum class HfRule : uint8_t {
   same,
-  transpose,    // Conv1D, [in, out] there
-  concat,       // the rows of all sources, one after another
-  keys,         // as many rows as the keys of all heads; `shape` has those of the queries
-  qkv_grouped,  // sources Q, K and V; ours: for each query group its Q heads, K and V
-  kv_grouped,   // sources K and V, of as many heads as queries; ours: for each head its K and V
-  qkv_fused,    // one source [in, Q|K|V] (Conv1D); ours as qkv_grouped
+  transpose,      // Conv1D, [in, out] there
+  concat,         // the rows of all sources, one after another
+  keys,           // as many rows as the keys of all heads; `shape` has those of the queries
+  qkv_grouped,    // sources Q, K and V; ours: for each query group its Q heads, K and V
+  kv_grouped,     // sources K and V, of as many heads as queries; ours: for each head its K and V
+  qkv_fused,      // one source [in, Q|K|V] (Conv1D); ours as qkv_grouped
+  qkv_gated,      // Q has each head's queries and its gates; ours: for each group queries, gates, K and V
+  delta_columns,  // sources q|k|v, z, b and a; ours one after another
+  delta_heads,    // sources q|k|v|z and b|a for each head of keys; ours q|k|v|z|b|a of all heads
 };
 
 /// What each layer consists of: {{"attention", "mlp"}, {"mamba", "experts"}}. The names are the family's own.
@@ -97,7 +100,7 @@ struct HfTensorRow {
 enum class HfLayers : uint8_t { all, but_last, last };
 
 /// Rows with common prefixes. A '*' in both is a layer: all rows of layer 0, then of layer 1, ... "*+1" is
-/// the layer after it.
+/// the layer after it, "2*" and "2*+1" are the two layers that one of theirs is.
 struct HfTensorGroup {
   std::string_view ours;
   std::string_view theirs;
@@ -126,6 +129,7 @@ struct HfFamily {
   /// Keys without a row: the functions of rows read them, or they change nothing.
   std::vector<std::string_view> other_keys = {};
   std::vector<std::string_view> buffers = {};  // ends of names that hold no parameters: masks, rotary tables
+  std::vector<std::string_view> unread = {};   // beginnings of names of what models here do not have
   std::vector<std::pair<std::string_view, std::string_view>> old_ends = {};  // ends of names: new, old
   std::vector<HfFusedExperts> fused_experts = {};  // as transformers 5 holds them, in place of their parts
   /// The kinds of so many layers, by the settings; null: rows have no `in`. A pattern that does not fit is a
@@ -134,6 +138,9 @@ struct HfFamily {
   /// A file with this tensor has an untied output layer, unless it equals the word embeddings, and a file
   /// without it a tied one, whatever config.json says. Empty: config.json is right.
   std::string_view unties = {};
+  /// The object of config.json that has the keys: the text model of one with pictures. Such files are only
+  /// read. Empty: the outermost.
+  std::string_view object = {};
   std::string_view peft_task = {};  // task_type of PEFT's adapters; empty: null
   bool has_decoder_start = false;   // config.json names the token that decoders begin with
   std::string family = {};          // of families.def, or its classifier; set by hf_families()

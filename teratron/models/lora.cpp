@@ -22,8 +22,19 @@ void check_expert_adapters(const Arguments& args, const LoraOptions& options) {
   }
 }
 
+// Targets in the kinds of layers that a hybrid model has.
+std::vector<std::string> hybrid_targets(const Arguments& args) {
+  const auto has = [&](char kind) { return args.hybrid_layer_pattern->find(kind) != std::string::npos; };
+  std::vector<std::string> targets;
+  if (has('M')) targets.insert(targets.end(), {"in_proj", "out_proj"});
+  if (has('*')) targets.insert(targets.end(), {"linear_q", "linear_k", "linear_v", "linear_proj"});
+  if (has('-') && !args.num_experts) targets.insert(targets.end(), {"linear_fc1", "linear_fc2"});
+  return targets;
+}
+
 // As transformers holds them: decoders of GPT-2's kind have one projection for queries, keys and values.
 std::vector<std::string> default_targets(const Arguments& args, const ModelPlan& model) {
+  if (args.hybrid_layer_pattern) return hybrid_targets(args);
   const bool gated = args.swiglu || args.geglu;
   const bool fused = model.towers.size() == 1 && model.towers[0].name == "decoder" && !gated;
   std::vector<std::string> targets = {"linear_proj"};
@@ -50,7 +61,7 @@ std::optional<LoraOptions> lora_options(const Arguments& args, const ModelPlan& 
                         .where = "--lora-targets",
                         .fix =
                             "Use linear_qkv, or linear_q, linear_k and linear_v, linear_proj, linear_fc1, or "
-                            "linear_fc1_gate and linear_fc1_up, and linear_fc2"});
+                            "linear_fc1_gate and linear_fc1_up, linear_fc2, in_proj and out_proj"});
   }
   check_expert_adapters(args, options);
   if (options.targets.empty()) options.targets = default_targets(args, model);

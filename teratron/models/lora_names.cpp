@@ -44,7 +44,7 @@ constexpr std::pair<std::string_view, std::string_view> module_ends[] = {
 };
 constexpr std::string_view own_targets[] = {"linear_qkv",    "linear_q",    "linear_k",   "linear_v",
                                             "linear_kv",     "linear_proj", "linear_fc1", "linear_fc1_gate",
-                                            "linear_fc1_up", "linear_fc2"};
+                                            "linear_fc1_up", "linear_fc2",  "in_proj",    "out_proj"};
 
 }  // namespace
 

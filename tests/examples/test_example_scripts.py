@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(path.name for path in (ROOT / "examples").glob("*.sh") if path.name != "find_teratron.sh")
 VARIABLES = {name: "x" for name in "CHECKPOINT CHECKPOINT_PATH PRETRAINED_CHECKPOINT VOCAB_FILE MERGE_FILE DATA_PATH VALID_DATA "
-             "DATA GPT BERT MNLI".split()}
+             "DATA GPT BERT MNLI TOKENIZER_MODEL".split()}
 ARGUMENTS = {"ngc_345m.sh": ["lambada"], "generate_text.sh": ["run", "prompts", "a"], "gpt2_345m.sh": ["tp2", "x", "y"], "two_machines.sh": ["127.0.0.1", "0", "env"],
              "wikitext2.sh": ["train", "valid", "tokenizer", "out"]}
 

@@ -18,7 +18,8 @@ def save_as_bin(model, folder, shards):
     folder.mkdir(exist_ok=True)
     model.config.save_pretrained(folder)
     state = model.state_dict()
-    if any(name.endswith("experts.gate_up_proj") for name in state):  # one tensor in memory, files hold each expert's
+    # Files hold each expert's tensors, and Nemotron-H's have other names than in memory.
+    if any(name.endswith("experts.gate_up_proj") for name in state) or model.config.model_type == "nemotron_h":
         published = folder.with_name(folder.name + "-published")
         model.save_pretrained(published)
         state = load_file(published / "model.safetensors")
@@ -124,3 +125,33 @@ def test_the_flags_that_a_conversion_prints_make_its_model(tmp_path):
     out = run("pretrain", "gpt", *flags, "--mock-data", "--seq-length", 16, "--micro-batch-size", 1, "--train-iters", 1, "--lr", 1e-3,
               "--eval-iters", 0, "--device", "cpu")
     assert "padded vocab (size: 101)" in out and "lm loss" in out
+
+
+def test_the_text_model_of_one_with_pictures(tmp_path):
+    """Published as a composite; it comes out as the text model alone."""
+    model = random_model("qwen3_5_text")
+    model.save_pretrained(tmp_path / "text")
+    text = json.loads((tmp_path / "text" / "config.json").read_text())
+    (tmp_path / "in").mkdir()
+    composite = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text,
+                 "vision_config": {"model_type": "qwen3_5", "hidden_size": 8}, "image_token_id": 99, "tie_word_embeddings": True}
+    (tmp_path / "in" / "config.json").write_text(json.dumps(composite))
+    tensors = {name.replace("model.", "model.language_model.", 1): tensor
+               for name, tensor in load_file(tmp_path / "text" / "model.safetensors").items()}
+    tensors["model.visual.patch_embed.proj.weight"] = tensors["model.language_model.norm.weight"].clone()
+    save_file(tensors, tmp_path / "in" / "model.safetensors")
+    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
+    check_logits(model, tmp_path)
+    run("ckpt", "convert", "--to-hf", tmp_path / "out", "--load", tmp_path / "ckpt")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "qwen3_5_text"
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert all((again.state_dict()[name] == tensor).all() for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"layer_types": ["linear_attention", "sparse", "full_attention"]}, "layer_types"), ({"linear_num_value_heads": 5}, "linear_num_value_heads")])
+def test_what_no_layer_can_be_is_refused(tmp_path, change, words):
+    random_model("qwen3_5_text").save_pretrained(tmp_path / "in")
+    path = tmp_path / "in" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    assert words in run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt", code=4)

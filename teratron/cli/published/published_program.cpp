@@ -76,6 +76,7 @@ constexpr std::string_view run_clm =
     "pretrain gpt --lr 5e-5 --weight-decay 0 --micro-batch-size 8 --num-train-epochs 3 --eval-iters 1";
 
 constexpr PublishedProgram programs[] = {
+    {"pretrain_hybrid.py", "pretrain mamba"},
     {"pretrain_*.py", "pretrain *"},
     {"finetune_*.py", "finetune *"},
     {"preprocess_data.py", "preprocess"},

@@ -55,7 +55,7 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
       std::make_unique<LayerStack>(decoder / "layers", config, LayerRange{stage.first_layer, stage.layers},
                                    parallel, transformer_layers(config, parallel, mesh));
   if (!stage.head) return;
-  final_norm_ = std::make_unique<Norm>(decoder / "final_layernorm", config.hidden, config.norm, parallel);
+  final_norm_ = std::make_unique<Norm>(decoder / config.final_norm, config.hidden, config.norm, parallel);
   if (!has_logits) return;
   Parameter& weight =
       config.tied_embeddings
@@ -91,7 +91,7 @@ Activations GPT::forward(const Activations& input, const MicroBatch& batch, Laye
   const Hidden y = layers_->forward(std::move(x_SBH), context, states);
   if (!final_norm_) return {{"hidden", apply_bias_grad(y)}};
   const at::Tensor normed_SBH = final_norm_->forward_with_residual(y).normed;
-  notify("decoder.final_layernorm", normed_SBH, batch);
+  notify(("decoder." + config_.final_norm).c_str(), normed_SBH, batch);
   return {{"hidden", normed_SBH}};
 }
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "teratron/models/gpt/linear_attention.h"
 #include "teratron/settings/arguments.h"
 
 namespace teratron {
@@ -13,6 +14,7 @@ GPTConfig gpt_config(const Arguments& args, int64_t tokenizer_size) {
   config.first_position_row = args.position_embedding_offset;
   config.loss_chunks = args.loss_chunks;
   config.fp8_output_layer = args.fp8_output_proj;
+  add_linear_attention(config, args);
   return config;
 }
 

@@ -5,6 +5,7 @@
 #include "teratron/models/gpt/gpt.h"
 #include "teratron/models/gpt/gpt_classifier.h"
 #include "teratron/models/gpt/gpt_operators.h"
+#include "teratron/models/gpt/linear_attention.h"
 #include "teratron/models/gpt/sft/sft_dataset.h"
 #include "teratron/models/transformer/expert_metrics.h"
 #include "teratron/models/transformer/language_model_plan.h"
@@ -15,22 +16,16 @@ namespace teratron {
 
 namespace {
 
-GPTMaskOptions mask_flags(const Arguments& args) {
-  return {.reset_position_ids = args.reset_position_ids || args.sft,
-          .reset_attention_mask = args.reset_attention_mask || args.sft,
-          .eod_mask_loss = args.eod_mask_loss};
-}
-
 ChatTemplate chat_template(const Arguments& args) {
   std::optional<std::string> format = args.sft_tokenizer_prompt_format;
   if (!format && !args.chat_template && args.tokenizer_type == "SFTTokenizer") format = "nemotron-h-aligned";
   if (format && *format != "default") return ChatTemplate::find(*format);
   const auto chosen = choose_chat_template(args.chat_template, args.tokenizer_model.value_or(""));
   if (chosen) return *chosen;
-  throw config_error(
-      {.what = "the tokenizer has no chat template",
-       .where = "--chat-template",
-       .fix = fmt::format("Give its name: one of {}", fmt::join(ChatTemplate::names(), ", "))});
+  throw config_error({.what = "the tokenizer has no chat template",
+                      .where = "--chat-template",
+                      .fix = fmt::format("Give a file with one, or the name of one: {}",
+                                         fmt::join(ChatTemplate::names(), ", "))});
 }
 
 // Before a model is built: without a template no conversation can be read. A tokenizer that cannot be read is
@@ -57,7 +52,7 @@ void check_gpt(const Arguments& args, std::vector<Problem>& problems) {
 }
 
 ModelPlan plan(const Arguments& args, int64_t vocabulary) {
-  return gpt_plan(gpt_config(args, vocabulary), gpt_schema(args.seq_length.value_or(0), mask_flags(args)));
+  return gpt_plan(gpt_config(args, vocabulary), gpt_schema(args.seq_length.value_or(0), gpt_masks(args)));
 }
 
 Datasets sft_datasets(const DataRequest& request) {
@@ -81,10 +76,16 @@ Datasets sft_datasets(const DataRequest& request) {
 
 }  // namespace
 
+GPTMaskOptions gpt_masks(const Arguments& args) {
+  return {.reset_position_ids = args.reset_position_ids || args.sft,
+          .reset_attention_mask = args.reset_attention_mask || args.sft,
+          .eod_mask_loss = args.eod_mask_loss};
+}
+
 Family gpt_family() {
   return {.name = "gpt",
           .summary = "decoder-only language models: GPT-2, Llama, Mistral, Qwen",
-          .settings = {.names = {"training", "gpt"}},
+          .settings = {.names = {"training", "gpt"}, .derive = derive_linear_attention},
           .check = check_gpt,
           .plan = plan,
           .datasets =
@@ -114,7 +115,7 @@ ModelPlan gpt_plan(const GPTConfig& config, const BatchSchema& batch) {
 GPTDataOptions gpt_data_options(const DataRequest& request) {
   const Arguments& args = request.args;
   const SpecialTokens& special = request.tokenizer.special();
-  GPTMaskOptions masks = mask_flags(args);
+  GPTMaskOptions masks = gpt_masks(args);
   masks.eod_id = special.eod.value_or(-1);
   masks.pad_id = dataset_pad_id(special, false);
   masks.vocab_size = request.tokenizer.vocab_size();

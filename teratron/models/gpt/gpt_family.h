@@ -11,6 +11,8 @@ Family gpt_family();
 
 /// The plan of a GPT over batches of this schema (gpt_schema()).
 ModelPlan gpt_plan(const GPTConfig& config, const BatchSchema& batch);
+/// The masks that the flags select.
+GPTMaskOptions gpt_masks(const Arguments& args);
 /// What the data flags select.
 GPTDataOptions gpt_data_options(const DataRequest& request);
 

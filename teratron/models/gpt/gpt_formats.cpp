@@ -202,6 +202,7 @@ std::vector<HfFamily> gpt_models() {
       llama_like("olmo2", "Olmo2ForCausalLM", olmo2_keys, olmo2_defaults)};
   families.back().tensors = olmo2_tensors();
   for (HfFamily& family : experts_families()) families.push_back(std::move(family));
+  for (HfFamily& family : linear_families()) families.push_back(std::move(family));
   for (HfFamily& family : layernorm_families()) families.push_back(std::move(family));
   for (HfFamily& family : families) family.peft_task = "CAUSAL_LM";
   return families;

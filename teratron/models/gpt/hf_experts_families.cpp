@@ -91,13 +91,6 @@ void write_all_sparse(std::string_view, HfConfig& config) {
     config.problem("moe_layer_freq is {}", config.settings.at("moe_layer_freq").dump());
 }
 
-HfLayerKinds layer_kinds(HfConfig& config, int64_t layers) {
-  HfLayerKinds kinds;
-  for (const int64_t experts : pattern_of(config, layers))
-    kinds.push_back({experts != 0 ? "experts" : "mlp"});
-  return kinds;
-}
-
 void write_no_shared(std::string_view, HfConfig& config) {
   refuse_unless(config, shared_ffn, nullptr);
 }
@@ -136,6 +129,10 @@ const std::vector<HfKey> qwen3_moe_keys = {
     key_is("use_sliding_window", false), {"", "window_size", no_windows},
     {"", shared_ffn, {.export_only = true, .write = write_no_shared}},
     no_qkv_bias, setting_is("qk_layernorm", true)};
+
+const std::vector<HfKey> qwen3_next_keys = {
+    {"num_experts", "num_experts", {.otherwise = 512}}, {"shared_expert_intermediate_size", shared_ffn},
+    setting_is("moe_shared_expert_gate", true)};
 
 const json mixtral_defaults = {
     {"vocab_size", 32000}, {"hidden_size", 4096}, {"intermediate_size", 14336}, {"num_hidden_layers", 32},
@@ -195,7 +192,7 @@ const std::vector<HfFusedExperts> qwen_fused = {
 
 HfFamily with_experts(HfFamily family, std::initializer_list<const std::vector<HfTensorRow>*> experts) {
   const bool mixtral = family.model_type == "mixtral";
-  family.layer_kinds = layer_kinds;
+  family.layer_kinds = experts_kinds;
   family.fused_experts = mixtral ? mixtral_fused : qwen_fused;
   for (const char* const training : {"router_aux_loss_coef", "output_router_logits", "mlp_only_layers"})
     family.other_keys.push_back(training);
@@ -209,6 +206,21 @@ HfFamily with_experts(HfFamily family, std::initializer_list<const std::vector<H
 }
 
 }  // namespace
+
+HfLayerKinds experts_kinds(HfConfig& config, int64_t layers) {
+  HfLayerKinds kinds;
+  for (const int64_t experts : pattern_of(config, layers))
+    kinds.push_back({experts != 0 ? "experts" : "mlp"});
+  return kinds;
+}
+
+std::vector<HfKey> qwen_next_experts_keys() {
+  return joined(attention_keys, {&qwen_moe_keys, &qwen3_next_keys});
+}
+
+HfFamily with_qwen_experts(HfFamily family) {
+  return with_experts(std::move(family), {&qwen_experts, &shared_experts});
+}
 
 std::vector<HfFamily> experts_families() {
   HfFamily mixtral =

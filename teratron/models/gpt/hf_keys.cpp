@@ -204,7 +204,7 @@ void read_rope(std::string_view, HfConfig& config) {
 }
 
 // GPT-NeoX has other names beside the dict.
-void read_partial_rope(std::string_view, HfConfig& config) {
+void read_partial_rope(std::string_view key, HfConfig& config) {
   for (const auto& [old, key] :
        {std::pair("rotary_emb_base", "rope_theta"), std::pair("rotary_pct", "partial_rotary_factor")}) {
     if (!config.has(old)) continue;
@@ -212,18 +212,27 @@ void read_partial_rope(std::string_view, HfConfig& config) {
       config.problem("'{}' and '{}' differ", old, key);
     config.keys[key] = config.keys[old];
   }
+  read_rope_share(key, config);
+}
+
+void write_partial_rope(std::string_view key, HfConfig& config) {
+  write_rope_share(key, config);
+  // transformers 4
+  config.keys["rotary_pct"] = config.settings.at("rotary_percent");
+  config.keys["rotary_emb_base"] = config.keys["rope_theta"];
+}
+
+void read_rope_share(std::string_view, HfConfig& config) {
   flatten_rope(config);
   config.settings["rotary_percent"] = config.get("partial_rotary_factor", 0.25);
   read_rope_type(config);
 }
 
-void write_partial_rope(std::string_view key, HfConfig& config) {
+void write_rope_share(std::string_view key, HfConfig& config) {
   write_rope(key, config);
   const json& percent = config.settings.at("rotary_percent");
+  config.keys["partial_rotary_factor"] = percent;
   config.keys["rope_parameters"]["partial_rotary_factor"] = percent;
-  // transformers 4
-  config.keys["rotary_pct"] = percent;
-  config.keys["rotary_emb_base"] = config.keys["rope_theta"];
   if (config.keys.contains("rope_scaling")) config.keys["rope_scaling"]["partial_rotary_factor"] = percent;
 }
 
@@ -349,44 +358,6 @@ void write_windows(std::string_view key, HfConfig& config) {
                       {"sliding_window", *first},
                       {"max_window_layers", first - windows.begin()},
                       {"layer_types", types}});
-}
-
-void write_no_experts(std::string_view, HfConfig& config) {
-  if (!config.settings.at("num_experts").is_null())
-    config.problem("num_experts is {}", config.settings.at("num_experts").dump());
-}
-
-// For what the rows of a model_type leave out: export refuses other values than these.
-// clang-format off
-static const std::vector<HfKey>& common_keys() {
-  static const std::vector<HfKey> keys = {
-    {"initializer_range", "init_method_std", {.otherwise = 0.02}},
-    {"", "seq_length", {.derived = positions}},
-    {"", "num_experts", {.export_only = true, .write = write_no_experts}},
-    {"", "add_attention_bias", {.export_only = true, .write = write_no_attention_bias}},
-    {"", "rotary_percent", {.must_be = 1.0, .export_only = true}},
-    {"", "position_embedding_offset", {.must_be = 0, .export_only = true}},
-    {"", "norm_position", {.must_be = "input", .export_only = true}},
-    only_without("swiglu"), only_without("squared_relu"), only_without("geglu"),
-    only_without("relu"), only_without("rotary_interleaved"), only_without("parallel_residual"),
-    only_without("qk_layernorm"), only_without("qk_layernorm_all_heads"),
-    only_without("embedding_layernorm"), only_without("scale_embeddings"),
-    only_without("apply_layernorm_1p"), only_without("apply_residual_connection_post_layernorm")};
-  return keys;
-}
-// clang-format on
-
-std::vector<HfKey> all_keys(std::vector<HfKey> keys, const std::vector<HfKey>& own) {
-  const auto has_row = [](const std::vector<HfKey>& rows, const HfKey& row) {
-    return !row.setting.empty() && std::ranges::find(rows, row.setting, &HfKey::setting) != rows.end();
-  };
-  std::erase_if(keys, [&](const HfKey& row) { return has_row(own, row); });
-  keys.insert(keys.end(), own.begin(), own.end());
-  const std::vector<HfKey> specific = keys;
-  for (const HfKey& row : common_keys()) {
-    if (!has_row(specific, row)) keys.push_back(row);
-  }
-  return keys;
 }
 
 }  // namespace teratron::gpt_hf_keys

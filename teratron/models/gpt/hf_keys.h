@@ -25,7 +25,10 @@ void write_bloom_ffn(std::string_view key, HfConfig& config);
 void write_special_tokens(std::string_view key, HfConfig& config);
 void read_rope(std::string_view key, HfConfig& config);
 void write_rope(std::string_view key, HfConfig& config);
-/// With the share of channels that is rotated.
+/// With the share of channels that is rotated; a quarter where it is not given.
+void read_rope_share(std::string_view key, HfConfig& config);
+void write_rope_share(std::string_view key, HfConfig& config);
+/// GPT-NeoX's names of both, too.
 void read_partial_rope(std::string_view key, HfConfig& config);
 void write_partial_rope(std::string_view key, HfConfig& config);
 void read_windows(std::string_view key, HfConfig& config);
@@ -60,8 +63,15 @@ std::vector<HfKey> all_keys(std::vector<HfKey> keys, const std::vector<HfKey>& o
 /// Llama with these rows for the settings that they have, and these defaults of its configuration class.
 HfFamily llama_like(std::string_view type, std::string_view architecture, const std::vector<HfKey>& own,
                     const nlohmann::json& defaults);
+/// Which layers have experts, and which an MLP.
+HfLayerKinds experts_kinds(HfConfig& config, int64_t layers);
+/// What Qwen3-Next has of experts, with those that all tokens share.
+std::vector<HfKey> qwen_next_experts_keys();
+HfFamily with_qwen_experts(HfFamily family);
 /// Mixtral, Qwen2-MoE, Qwen3-MoE.
 std::vector<HfFamily> experts_families();
+/// Qwen3-Next, Qwen3.5.
+std::vector<HfFamily> linear_families();
 /// BLOOM, GPT-NeoX and OPT: LayerNorm and biases everywhere.
 std::vector<HfFamily> layernorm_families();
 

@@ -10,10 +10,11 @@ namespace teratron {
 
 struct JsonLine {
   std::string text;
-  std::string where;  // "chats.jsonl:12"
+  std::string where;  // "chats.jsonl:12", or "chats.json[11]" in an array
 };
 
-/// The lines of all files, which may be patterns and compressed, but blank ones. UserError(data) for files
+/// The lines of all files, which may be patterns and compressed, but blank ones; of a file that is one JSON
+/// array its elements. UserError(data) for files
 /// that cannot be read.
 std::vector<JsonLine> read_json_lines(const std::vector<std::string>& files);
 

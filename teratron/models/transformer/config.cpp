@@ -100,7 +100,8 @@ RouterOptions router_options(const Arguments& args) {
                       .pre_softmax = args.moe_router_pre_softmax,
                       .scaling = args.moe_router_topk_scaling_factor.value_or(1.0),
                       .groups = args.moe_router_num_groups.value_or(0),
-                      .group_topk = args.moe_router_group_topk.value_or(0)},
+                      .group_topk = args.moe_router_group_topk.value_or(0),
+                      .group_score_topk = args.moe_router_group_score_topk.value_or(0)},
           .sinkhorn = balances_by(args, "sinkhorn"),
           .bias = args.add_bias_linear,
           .dtype = dtype,
@@ -125,6 +126,7 @@ ExpertsConfig experts_config(const Arguments& args) {
                                  .bias = args.add_bias_linear},
                      .dispatch = args.moe_token_dispatcher_type == "alltoall" ? TokenDispatch::all_to_all
                                                                               : TokenDispatch::all_gather,
+                     .latent = args.moe_latent_size.value_or(0),
                      .recompute = args.moe_layer_recompute};
   if (args.moe_shared_expert_intermediate_size) {
     options.shared = {.mlp = {.ffn_hidden = *args.moe_shared_expert_intermediate_size},
@@ -160,6 +162,7 @@ TransformerConfig transformer_config(const Arguments& args) {
           .qkv_bias = args.add_qkv_bias,
           .attention_bias = args.add_attention_bias,
           .qk_norm = args.qk_layernorm,
+          .attention_output_gate = args.attention_output_gate,
           .qk_norm_all_heads = args.qk_layernorm_all_heads,
           .residual_after_norm = args.apply_residual_connection_post_layernorm,
           .norm_outputs = args.norm_position == "output",

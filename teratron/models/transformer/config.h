@@ -78,6 +78,7 @@ struct TransformerConfig {
   bool qkv_bias = false;        // bias of the QKV projection alone
   bool attention_bias = false;  // biases of self-attention alone
   bool qk_norm = false;
+  bool attention_output_gate = false;
   bool qk_norm_all_heads = false;    // over all heads together; RMS norm
   bool residual_after_norm = false;  // the residual branches off after the norm
   bool norm_outputs = false;         // of attention and MLP, instead of their inputs
@@ -91,7 +92,10 @@ struct TransformerConfig {
   std::vector<ContextParallelComm> context_parallel_comm;
   double init_std = 0.02;
   bool xavier_init = false;  // for all matrices, instead of init_std
-  int64_t init_layers = 0;   // number of layers that scales the initialisation of outputs; 0: `layers`
+  // The initialisation of outputs is scaled by the additions to the residual stream: those of a layer times
+  // the number of layers, init_layers where it is not 0.
+  int64_t init_layers = 0;
+  int64_t additions_per_layer = 2;
   double hidden_dropout = 0.0;
   double attention_dropout = 0.0;
   double adapter_dropout = 0.0;  // of the inputs of LoRA adapters
@@ -106,6 +110,7 @@ struct TransformerConfig {
   int64_t bf16_layers_at_end = 0;
   /// Null: the usual ones, transformer_branches().
   LayerBranches branches = nullptr;
+  std::string final_norm = "final_layernorm";  // name of the norm after the stack
 };
 
 /// From the command-line arguments.

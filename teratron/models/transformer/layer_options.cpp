@@ -14,14 +14,14 @@ constexpr uint64_t router_sites = uint64_t{1} << 48;
 // Numbers of a stack's dropouts beyond the first few of each layer.
 constexpr uint64_t many_sites = uint64_t{1} << 24;
 
-// Scaled by the number of additions to the residual stream, of which each layer makes two.
+}  // namespace
+
 Init output_init(const TransformerConfig& config) {
   if (config.xavier_init) return Init::xavier();
   const int64_t layers = config.init_layers > 0 ? config.init_layers : config.layers;
-  return Init::normal(config.init_std / std::sqrt(2.0 * static_cast<double>(layers)));
+  const auto additions = static_cast<double>(config.additions_per_layer * layers);
+  return Init::normal(config.init_std / std::sqrt(additions));
 }
-
-}  // namespace
 
 // The numbers that most layers need come first, without gaps. They are fixed: a resumed run draws the masks
 // of earlier versions.
@@ -46,6 +46,7 @@ AttentionLayerOptions self_attention_options(const TransformerConfig& config, in
           .output_init = output_init(config),
           .qk_norm = config.qk_norm ? std::optional(config.norm) : std::nullopt,
           .qk_norm_all_heads = config.qk_norm_all_heads,
+          .output_gate = config.attention_output_gate,
           .alibi = config.position == PositionEmbedding::alibi,
           .distance_bias = config.position == PositionEmbedding::relative,
           .scale = config.softmax_scale,
@@ -64,6 +65,7 @@ AttentionLayerOptions cross_attention_options(const TransformerConfig& config, i
   options.bias = options.qkv_bias = config.linear_bias;
   options.dropout_site = dropout_site(config, layer, cross_scores);
   options.qk_norm = std::nullopt;
+  options.output_gate = false;
   options.alibi = false;
   options.distance_bias = false;
   options.window = 0;
@@ -91,6 +93,8 @@ MoeOptions moe_options(const TransformerConfig& config, int64_t layer) {
   experts.activation = config.activation;
   experts.fc1_init = weight_init(config);
   experts.fc2_init = output_init(config);
+  options.latent_in_init = weight_init(config);
+  options.latent_out_init = output_init(config);
   if (options.shared) {
     const int64_t width = options.shared->mlp.ffn_hidden;
     options.shared->mlp = mlp_options(config);

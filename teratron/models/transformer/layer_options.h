@@ -22,6 +22,8 @@ enum DropoutSite : uint64_t {
 /// numbered through the whole model; Megatron draws from per-rank RNG states instead.
 uint64_t dropout_site(const TransformerConfig& config, int64_t layer, uint64_t number);
 
+/// Initialises the matrices whose outputs are added to the residual stream.
+Init output_init(const TransformerConfig& config);
 AttentionLayerOptions self_attention_options(const TransformerConfig& config, int64_t layer);
 AttentionLayerOptions cross_attention_options(const TransformerConfig& config, int64_t layer);
 MlpOptions mlp_options(const TransformerConfig& config);

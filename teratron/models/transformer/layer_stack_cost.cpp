@@ -107,7 +107,7 @@ std::vector<Operator> stack_operators(const std::string& tower, const Transforme
     append(all, std::move(operators));
     ++step;
   }
-  if (part.ends) all.push_back(norm_operator(tower + ".final_layernorm", config.norm, sizes));
+  if (part.ends) all.push_back(norm_operator(tower + "." + config.final_norm, config.norm, sizes));
   return all;
 }
 

@@ -27,7 +27,7 @@ struct StackPart {
 };
 
 /// The layers in order, named `tower`.layers.3.*, after what they share: the memory of cross attention, row
-/// ids of dropout. Where the stack ends, `tower`.final_layernorm follows. As LayerStack, it uses the number
+/// ids of dropout. Where the stack ends, its final norm follows. As LayerStack, it uses the number
 /// of layers of `config`, which of them stay in bf16, and what is recomputed and offloaded.
 std::vector<Operator> stack_operators(const std::string& tower, const TransformerConfig& config,
                                       const RankBatch& batch, const StackPart& part);

@@ -57,6 +57,13 @@ const std::vector<MoeCase> moe_cases = {
        c.experts.options.shared = {.mlp = {.ffn_hidden = 8}};
        c.experts.options.recompute = true;
      }},
+    {"latent",
+     [](GPTConfig& c) {
+       router_of(c).routing = {
+           .topk = 2, .score = RouterScore::sigmoid, .groups = 4, .group_topk = 2, .group_score_topk = 2};
+       c.experts.options.latent = 6;
+       c.experts.options.shared = {.mlp = {.ffn_hidden = 8}};
+     }},
     {"qwen2_drops",
      [](GPTConfig& c) {
        router_of(c).capacity_factor = 0.75;

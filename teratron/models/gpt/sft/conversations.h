@@ -3,10 +3,13 @@
 //   {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
 //   {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}     ShareGPT
 //   {"prompt": "...", "completion": "..."}          texts, or lists of messages
+//   {"instruction": "...", "input": "...", "output": "..."}                                     Alpaca
+//   {"text": "..."}                                 learned whole
 //
 // Roles are system, user, assistant and tool; ShareGPT's names are translated. A content is a text or a list
-// of {"type": "text", "text": "..."}. As in Megatron-LM, a system message begins a new conversation, so a
-// line may hold several.
+// of {"type": "text", "text": "..."}. Other members of messages (tool_calls, reasoning_content) and "tools"
+// of the line are given to the chat template. As in Megatron-LM, a system message begins a new conversation,
+// so a line may hold several.
 #pragma once
 
 #include <string>
@@ -19,8 +22,9 @@
 namespace teratron {
 
 struct Conversation {
-  std::vector<ChatMessage> messages;
-  std::string where;  // "chats.jsonl:12"
+  Chat chat = {};
+  std::string text = {};   // learned whole, without a template, if the line has no messages
+  std::string where = {};  // "chats.jsonl:12"
 };
 
 /// The conversations of one line. What is wrong with it is added to `problems`: broken JSON, a missing field,

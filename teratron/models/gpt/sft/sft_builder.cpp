@@ -1,5 +1,6 @@
 // From files of JSON lines to rows of conversations.
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 #include "teratron/base/error.h"
@@ -35,12 +36,40 @@ TokenizedLine tokenize_line(const JsonLine& line, const SftDataOptions& options)
   TokenizedLine result{.where = line.where};
   for (const Conversation& each : parse_conversations(line.text, line.where, result.problems)) {
     try {
-      result.conversations.push_back(tokenize(each, options.chat, options.tokenizer, options.learned));
+      for (TokenizedConversation& part : tokenize(each, options.chat, options.tokenizer, options.learned))
+        result.conversations.push_back(std::move(part));
     } catch (const UserError& error) {
       result.problems.insert(result.problems.end(), error.problems().begin(), error.problems().end());
     }
   }
   return result;
+}
+
+// Problems that differ in numbers and names only are one, with a count.
+std::vector<Problem> by_kind(std::vector<Problem> all) {
+  const auto kind = [](const Problem& problem) {
+    std::string key;
+    bool in_name = false;
+    for (const char c : problem.what) {
+      in_name = in_name != (c == '\'');
+      if (!in_name && (c < '0' || c > '9')) key += c;
+    }
+    return key;
+  };
+  std::vector<Problem> kinds;
+  std::map<std::string, std::pair<size_t, int64_t>> known;  // index in `kinds`, further ones
+  for (Problem& problem : all) {
+    const auto [found, is_new] = known.try_emplace(kind(problem), kinds.size(), 0);
+    if (is_new) {
+      kinds.push_back(std::move(problem));
+    } else {
+      ++found->second.second;
+    }
+  }
+  for (const auto& [key, place] : known) {
+    if (place.second > 0) kinds[place.first].what += fmt::format(" (and so in {} more places)", place.second);
+  }
+  return kinds;
 }
 
 std::vector<TokenizedLine> tokenize_lines(std::span<const JsonLine> lines, const SftDataOptions& options,
@@ -53,7 +82,7 @@ std::vector<TokenizedLine> tokenize_lines(std::span<const JsonLine> lines, const
   std::vector<Problem> problems;
   for (const TokenizedLine& each : all)
     problems.insert(problems.end(), each.problems.begin(), each.problems.end());
-  if (!problems.empty()) throw UserError(ExitCode::data, std::move(problems));
+  if (!problems.empty()) throw UserError(ExitCode::data, by_kind(std::move(problems)));
   return all;
 }
 
@@ -77,7 +106,7 @@ class RowBuilder {
     for (TokenizedLine& line : lines) {
       options_.packing == SftPacking::lines ? add_line(line) : add_conversations(line);
     }
-    if (!problems_.empty()) throw UserError(ExitCode::data, std::move(problems_));
+    if (!problems_.empty()) throw UserError(ExitCode::data, by_kind(std::move(problems_)));
     if (options_.packing == SftPacking::best_fit) pack();
     return {.numbers = {{"report", report()}}, .arrays = arrays()};
   }
@@ -206,15 +235,11 @@ class SplitLines {
   std::optional<std::vector<JsonLine>> lines_;
 };
 
-/// All that the rows depend on besides the files. The template shows itself by what it writes.
+/// All that the rows depend on besides the files.
 nlohmann::json describe(const SftDataOptions& options) {
-  return {{"sequence_length", options.sequence_length},
-          {"seed", options.seed},
-          {"packing", static_cast<int>(options.packing)},
-          {"overlong", static_cast<int>(options.overlong)},
-          {"learned", static_cast<int>(options.learned)},
-          {"chat", options.chat.name()},
-          {"chat_text", options.chat.text({{"user", "a"}, {"assistant", "b"}}, false)},
+  return {{"sequence_length", options.sequence_length},   {"seed", options.seed},
+          {"packing", static_cast<int>(options.packing)}, {"overlong", static_cast<int>(options.overlong)},
+          {"learned", static_cast<int>(options.learned)}, {"chat", options.chat.fingerprint()},
           {"tokenizer", options.tokenizer_fingerprint}};
 }
 

@@ -71,13 +71,14 @@ struct SftFixture : ::testing::Test {
           message.content.substr(first, message.content.find_last_not_of(' ') + 1 - first) + "\n";
       if (format == "identity") message.content = content;
       if (format == "default") message.content = "<SPECIAL_11>" + message.role + "\n" + content;
-      conversations.back().messages.push_back(message);
+      conversations.back().chat.messages.push_back(message);
     }
     const ChatTemplate chat = ChatTemplate::find(format == "default" ? "identity" : format);
     std::vector<TokenizedConversation> all;
     for (const Conversation& each : conversations)
       all.push_back(
-          tokenize(each, chat, tokenizer, format == "default" ? LearnedTokens::all : LearnedTokens::answers));
+          tokenize(each, chat, tokenizer, format == "default" ? LearnedTokens::all : LearnedTokens::answers)
+              .at(0));
     return all;
   }
 };
@@ -100,8 +101,9 @@ TEST_F(SftFixture, MegatronsPromptFormats) {
     if (format["prompt_format"] == "default") continue;  // its template is a toy that has no name
     const ChatTemplate chat = ChatTemplate::find(format["prompt_format"].get<std::string>());
     for (const json& each : format["conversations"]) {
-      const Conversation conversation{messages_of(each["messages"]), "here"};
-      const TokenizedConversation tokens = tokenize(conversation, chat, tokenizer, LearnedTokens::answers);
+      const Conversation conversation{.chat = {.messages = messages_of(each["messages"])}, .where = "here"};
+      const TokenizedConversation tokens =
+          tokenize(conversation, chat, tokenizer, LearnedTokens::answers).at(0);
       EXPECT_EQ(json(tokens.tokens), each["tokens"]) << each["messages"];
       EXPECT_EQ(json(targets_of(tokens)), each["targets"]) << each["messages"];
       ++checked;
@@ -211,7 +213,7 @@ TEST_F(SftFiles, EveryBadLineIsNamed) {
 {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": " \n"}]}
 {"messages": [{"role": "assistant", "content": "a"}]}
 {"prompt": "a"}
-{"text": "a"}
+{"txt": "a"}
 {"messages": 3}
 [1]
 {"conversations": [{"from": "human", "value": 5}]}
@@ -232,7 +234,7 @@ TEST_F(SftFiles, OtherFormsAreTheSameConversation) {
     std::vector<Problem> wrong;
     const auto parsed = parse_conversations(line, "here", wrong);
     EXPECT_TRUE(wrong.empty()) << (wrong.empty() ? "" : wrong[0].what);
-    return parsed.size() == 1 ? tokenize(parsed[0], chat, tokenizer, LearnedTokens::answers).tokens
+    return parsed.size() == 1 ? tokenize(parsed[0], chat, tokenizer, LearnedTokens::answers).at(0).tokens
                               : std::vector<int32_t>();
   };
   const auto expected = tokens(good);
@@ -240,7 +242,8 @@ TEST_F(SftFiles, OtherFormsAreTheSameConversation) {
   for (
       const char* const line :
       {R"({"conversations": [{"from": "human", "value": "a b"}, {"from": "gpt", "value": "c"}]})",
-       R"({"prompt": "a b", "completion": "c"})",
+       R"({"prompt": "a b", "completion": "c"})", R"({"instruction": "a b", "input": "", "output": "c"})",
+       R"({"instruction": "a b", "output": "c"})",
        R"({"prompt": [{"role": "user", "content": "a b"}], "completion": [{"role": "assistant", "content": "c"}]})",
        R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]},
             {"role": "assistant", "content": "c"}]})"})

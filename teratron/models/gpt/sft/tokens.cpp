@@ -19,9 +19,13 @@ struct Answer {
   int64_t begin, end;
 };
 
-std::vector<ChatPart> parts_of(const Conversation& conversation, const ChatTemplate& chat) {
+using Parts = std::vector<ChatPart>;
+
+std::vector<Parts> examples_of(const Conversation& conversation, const ChatTemplate& chat,
+                               LearnedTokens learned) {
   try {
-    return chat.parts(conversation.messages, /*asks=*/false);
+    if (learned == LearnedTokens::all) return {{{chat.text(conversation.chat, /*asks=*/false)}}};
+    return chat.examples(conversation.chat);
   } catch (const UserError& error) {
     std::vector<Problem> problems = error.problems();
     for (Problem& problem : problems) problem.where = conversation.where + ": " + problem.where;
@@ -29,14 +33,11 @@ std::vector<ChatPart> parts_of(const Conversation& conversation, const ChatTempl
   }
 }
 
-}  // namespace
-
-TokenizedConversation tokenize(const Conversation& conversation, const ChatTemplate& chat,
-                               const Tokenizer& tokenizer, LearnedTokens learned) {
+TokenizedConversation tokenize_parts(const Parts& parts, const Tokenizer& tokenizer, LearnedTokens learned) {
   std::string text;
   std::vector<Answer> answers;
   int64_t length = 0;
-  for (const ChatPart& part : parts_of(conversation, chat)) {
+  for (const ChatPart& part : parts) {
     const int64_t end = length + code_points(part.text);
     if (part.is_answer) answers.push_back({length, end});
     length = end;
@@ -54,6 +55,28 @@ TokenizedConversation tokenize(const Conversation& conversation, const ChatTempl
     result.is_learned.push_back(in_answer || learned == LearnedTokens::all ? 1 : 0);
   }
   return result;
+}
+
+// With the token that ends documents.
+TokenizedConversation tokenize_text(const std::string& text, const Tokenizer& tokenizer) {
+  TokenizedConversation result;
+  tokenizer.encode(text, result.tokens);
+  const SpecialTokens& special = tokenizer.special();
+  const std::optional<int32_t> end = special.eos ? special.eos : special.eod;
+  if (end && (result.tokens.empty() || result.tokens.back() != *end)) result.tokens.push_back(*end);
+  result.is_learned.assign(result.tokens.size(), 1);
+  return result;
+}
+
+}  // namespace
+
+std::vector<TokenizedConversation> tokenize(const Conversation& conversation, const ChatTemplate& chat,
+                                            const Tokenizer& tokenizer, LearnedTokens learned) {
+  if (!conversation.text.empty()) return {tokenize_text(conversation.text, tokenizer)};
+  std::vector<TokenizedConversation> all;
+  for (const Parts& each : examples_of(conversation, chat, learned))
+    all.push_back(tokenize_parts(each, tokenizer, learned));
+  return all;
 }
 
 std::vector<std::vector<int64_t>> pack_best_fit(const std::vector<int64_t>& order,

@@ -17,10 +17,11 @@ struct TokenizedConversation {
   std::vector<uint8_t> is_learned;  // of each token: it is a target
 };
 
-/// The tokens of the template's text. Those that share a character with an answer are learned, or all. Begins
+/// The tokens of the template's text, or where it rewrites earlier turns of the texts to learn each answer
+/// from (ChatTemplate::examples()). Those that share a character with an answer are learned, or all. Begin
 /// with one BOS at most. UserError(data) with the conversation's place for what the template refuses.
-TokenizedConversation tokenize(const Conversation& conversation, const ChatTemplate& chat,
-                               const Tokenizer& tokenizer, LearnedTokens learned);
+std::vector<TokenizedConversation> tokenize(const Conversation& conversation, const ChatTemplate& chat,
+                                            const Tokenizer& tokenizer, LearnedTokens learned);
 
 /// Conversations, by index, of each row of `capacity` tokens; none is longer. Each goes, in the given order,
 /// into the row with the least room that is enough (best fit).

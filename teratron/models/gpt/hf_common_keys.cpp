@@ -1,0 +1,62 @@
+// Rows of all of GPT's model_types for the settings that a type has no rows for.
+#include <algorithm>
+
+#include "teratron/models/gpt/hf_keys.h"
+
+namespace teratron::gpt_hf_keys {
+
+using namespace hf_rows;
+using nlohmann::json;
+
+void write_no_experts(std::string_view, HfConfig& config) {
+  if (!config.settings.at("num_experts").is_null())
+    config.problem("num_experts is {}", config.settings.at("num_experts").dump());
+}
+
+static void write_no_linear_attention(std::string_view, HfConfig& config) {
+  const json& variant = config.settings.at("experimental_attention_variant");
+  if (!variant.is_null()) config.problem("experimental_attention_variant is {}", variant.dump());
+}
+
+static void write_no_linear_epsilon(std::string_view, HfConfig& config) {
+  const json& epsilon = config.settings.at("linear_norm_epsilon");
+  if (!epsilon.is_null()) config.problem("linear_norm_epsilon is {}", epsilon.dump());
+}
+
+// For what the rows of a model_type leave out: export refuses other values than these.
+// clang-format off
+static const std::vector<HfKey>& common_keys() {
+  static const std::vector<HfKey> keys = {
+    {"initializer_range", "init_method_std", {.otherwise = 0.02}},
+    {"", "seq_length", {.derived = positions}},
+    {"", "num_experts", {.export_only = true, .write = write_no_experts}},
+    {"", "add_attention_bias", {.export_only = true, .write = write_no_attention_bias}},
+    {"", "rotary_percent", {.must_be = 1.0, .export_only = true}},
+    {"", "position_embedding_offset", {.must_be = 0, .export_only = true}},
+    {"", "norm_position", {.must_be = "input", .export_only = true}},
+    only_without("swiglu"), only_without("squared_relu"), only_without("geglu"),
+    only_without("relu"), only_without("rotary_interleaved"), only_without("parallel_residual"),
+    only_without("qk_layernorm"), only_without("qk_layernorm_all_heads"),
+    only_without("attention_output_gate"), only_without("linear_allow_negative_eigenvalues"),
+    {"", "experimental_attention_variant", {.export_only = true, .write = write_no_linear_attention}},
+    {"", "linear_norm_epsilon", {.export_only = true, .write = write_no_linear_epsilon}},
+    only_without("embedding_layernorm"), only_without("scale_embeddings"),
+    only_without("apply_layernorm_1p"), only_without("apply_residual_connection_post_layernorm")};
+  return keys;
+}
+// clang-format on
+
+std::vector<HfKey> all_keys(std::vector<HfKey> keys, const std::vector<HfKey>& own) {
+  const auto has_row = [](const std::vector<HfKey>& rows, const HfKey& row) {
+    return !row.setting.empty() && std::ranges::find(rows, row.setting, &HfKey::setting) != rows.end();
+  };
+  std::erase_if(keys, [&](const HfKey& row) { return has_row(own, row); });
+  keys.insert(keys.end(), own.begin(), own.end());
+  const std::vector<HfKey> specific = keys;
+  for (const HfKey& row : common_keys()) {
+    if (!has_row(specific, row)) keys.push_back(row);
+  }
+  return keys;
+}
+
+}  // namespace teratron::gpt_hf_keys

@@ -1,0 +1,85 @@
+"""Small configurations of transformers' causal language models, by the name that tests have for them."""
+
+import transformers
+
+LLAMA = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
+             vocab_size=101, max_position_embeddings=64, tie_word_embeddings=False)
+LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+               "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "original_max_position_embeddings": 16}
+NEOX = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=101,
+            max_position_embeddings=64)
+MAMBA2 = dict(hidden_size=48, num_heads=12, head_dim=8, n_groups=3, state_size=16, num_hidden_layers=2, vocab_size=101, chunk_size=16)
+NEMOTRON_H = dict(hidden_size=48, vocab_size=101, mamba_num_heads=6, mamba_head_dim=8, n_groups=2, ssm_state_size=16, chunk_size=16,
+                  num_attention_heads=6, num_key_value_heads=2, head_dim=16, intermediate_size=80, max_position_embeddings=64)
+NEMOTRON_MOE = dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, moe_shared_expert_intermediate_size=40,
+                    routed_scaling_factor=2.5)
+DELTA = dict(vocab_size=101, hidden_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+             max_position_embeddings=64, linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=8, linear_value_head_dim=12)
+CONFIGS = {
+    "gpt2": lambda: transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, vocab_size=101, n_positions=64),
+    "gpt2-untied": lambda: transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, n_inner=100, vocab_size=101,
+                                                   n_positions=64, tie_word_embeddings=False),
+    "llama2": lambda: transformers.LlamaConfig(**{**LLAMA, "num_key_value_heads": 6}),
+    "llama-gqa": lambda: transformers.LlamaConfig(**LLAMA, rope_theta=500000.0),
+    "llama-biases": lambda: transformers.LlamaConfig(**LLAMA, attention_bias=True, mlp_bias=True),
+    "llama-attention-biases": lambda: transformers.LlamaConfig(**LLAMA, attention_bias=True),
+    "qwen3-attention-biases": lambda: transformers.Qwen3Config(**LLAMA, head_dim=16, attention_bias=True),
+    "llama3-rope": lambda: transformers.LlamaConfig(**LLAMA, rope_parameters=LLAMA3_ROPE),
+    "linear-rope": lambda: transformers.LlamaConfig(**LLAMA, rope_parameters={
+        "rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}),
+    "yarn": lambda: transformers.LlamaConfig(**LLAMA, rope_parameters={**YARN, "factor": 4.0}),
+    "yarn-mscale": lambda: transformers.Qwen3Config(**LLAMA, head_dim=16, rope_parameters={
+        **YARN, "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 3.0, "beta_slow": 0.5}),
+    "yarn-attention-factor": lambda: transformers.LlamaConfig(**LLAMA, rope_parameters={
+        **YARN, "factor": 2.5, "attention_factor": 1.3, "truncate": False}),
+    "yarn-partial": lambda: transformers.GPTNeoXConfig(**NEOX, rope_parameters={
+        **YARN, "factor": 4.0, "partial_rotary_factor": 0.5}),
+    "mistral": lambda: transformers.MistralConfig(**LLAMA, sliding_window=None, head_dim=8),
+    "mistral-window": lambda: transformers.MistralConfig(**LLAMA, sliding_window=9),
+    "qwen2": lambda: transformers.Qwen2Config(**{**LLAMA, "tie_word_embeddings": True}),
+    "qwen2.5-window": lambda: transformers.Qwen2Config(**LLAMA, use_sliding_window=True, sliding_window=5,
+                                                       max_window_layers=1),
+    "qwen3": lambda: transformers.Qwen3Config(**LLAMA, head_dim=16),
+    "gemma": lambda: transformers.GemmaConfig(**{**LLAMA, "tie_word_embeddings": True}, head_dim=16),
+    "olmo2": lambda: transformers.Olmo2Config(**LLAMA),
+    "llama3-positions": lambda: transformers.LlamaConfig(**LLAMA, rope_parameters={
+        **LLAMA3_ROPE, "original_max_position_embeddings": 32}),
+    "bloom": lambda: transformers.BloomConfig(hidden_size=48, n_layer=2, n_head=6, vocab_size=101),
+    "bloom-post-norm-residual": lambda: transformers.BloomConfig(
+        hidden_size=48, n_layer=2, n_head=4, vocab_size=101, apply_residual_connection_post_layernorm=True),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**NEOX),
+    "gpt_neox-sequential": lambda: transformers.GPTNeoXConfig(
+        **NEOX, use_parallel_residual=False, hidden_act="gelu_new", rope_parameters={
+            "rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}),
+    "opt": lambda: transformers.OPTConfig(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, ffn_dim=100,
+                                          vocab_size=101, max_position_embeddings=64),
+    "mixtral": lambda: transformers.MixtralConfig(**LLAMA, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
+    "qwen2_moe": lambda: transformers.Qwen2MoeConfig(
+        **{**LLAMA, "num_hidden_layers": 3}, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24,
+        shared_expert_intermediate_size=40, norm_topk_prob=False, mlp_only_layers=[1]),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **{**LLAMA, "num_hidden_layers": 4}, head_dim=16, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24,
+        norm_topk_prob=True, decoder_sparse_step=2),
+    "mamba2": lambda: transformers.Mamba2Config(**MAMBA2),
+    "mamba2-limits": lambda: transformers.Mamba2Config(**MAMBA2, time_step_limit=(0.1, 0.8), use_conv_bias=False, use_bias=True,
+                                                       tie_word_embeddings=True, layer_norm_epsilon=1e-3),
+    "nemotron_h": lambda: transformers.NemotronHConfig(
+        **NEMOTRON_H, layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention"]),
+    "nemotron_h-moe": lambda: transformers.NemotronHConfig(
+        **NEMOTRON_H, **NEMOTRON_MOE, n_group=4, topk_group=2, layers_block_type=["linear_attention", "moe", "full_attention", "moe", "mlp"]),
+    "bamba": lambda: transformers.BambaConfig(
+        hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2, vocab_size=101,
+        mamba_n_heads=12, mamba_d_state=16, mamba_n_groups=3, mamba_chunk_size=16, attn_layer_indices=[1], max_position_embeddings=64,
+        time_step_limit=(0.05, 0.9)),
+    "nemotron_h-latent": lambda: transformers.NemotronHConfig(
+        **NEMOTRON_H, **NEMOTRON_MOE, moe_latent_size=20, layers_block_type=["full_attention", "moe", "linear_attention"]),
+    "qwen3_next": lambda: transformers.Qwen3NextConfig(
+        **DELTA, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, shared_expert_intermediate_size=40, intermediate_size=80,
+        layer_types=["linear_attention", "full_attention", "linear_attention"], mlp_only_layers=[1], rms_norm_eps=1e-5),
+    "qwen3_5_text": lambda: transformers.Qwen3_5TextConfig(
+        **DELTA, intermediate_size=80, tie_word_embeddings=True, layer_types=["linear_attention"] * 2 + ["full_attention"],
+        rope_parameters={"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}),
+    "gpt2-erf": lambda: transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, vocab_size=101, n_positions=64,
+                                                activation_function="gelu"),
+}
