@@ -119,15 +119,16 @@ def one_step(folder, out, *flags, ranks=1, template=TEMPLATE):
     return run(*command) if ranks == 1 else launch(ranks, *command)
 
 
-@pytest.mark.parametrize("learned", ["answers", "all"])
+@pytest.mark.parametrize("learned", ["answers", "all", "found"])
 def test_packed_rows_are_the_conversations_one_by_one(data, tmp_path, learned):
-    """Megatron-LM's format `default` is the tokenizer's template, of which all tokens are learned."""
+    """Megatron-LM's format `default` is the tokenizer's template, of which all tokens are learned. `found`: answers in a
+    template that does not mark them."""
     folder, chats = data
     template = TEMPLATE
-    if learned == "all":
-        folder, template = shutil.copytree(folder, tmp_path / "data"), ["--sft-tokenizer-prompt-format", "default"]
+    if learned != "answers":
+        folder, template = shutil.copytree(folder, tmp_path / "data"), ["--sft-tokenizer-prompt-format", "default"] if learned == "all" else []
         (folder / "in" / "chat_template.jinja").write_text(CHATML)
-    loss, expected = reference(folder, chats, learned)
+    loss, expected = reference(folder, chats, "all" if learned == "all" else "answers")
     rows = rows_of(one_step(folder, tmp_path / "probe", "--global-batch-size", 1, template=template))
     assert 1 < rows < len(chats)
     runs = {"packed": ["--global-batch-size", rows], "lines": ["--global-batch-size", len(chats), "--sft-packing", "lines"]}

@@ -2,277 +2,114 @@
 
 #include <algorithm>
 
+#include <fmt/ranges.h>
+
 #include "teratron/base/error.h"
 #include "teratron/base/file.h"
 #include "teratron/base/json.h"
 #include "teratron/base/sha256.h"
+#include "teratron/tokenizer/chat/built_in_templates.h"
 
 namespace teratron {
 
+using nlohmann::ordered_json;
 using Messages = std::vector<ChatMessage>;
-
-struct ChatTemplate::Format {
-  std::string name;
-  ChatMarks marks;
-  std::string end;  // of an answer; empty: marks.eos
-  std::vector<ChatPart> (*write)(const Messages& messages, const ChatMarks& marks, bool asks);
-  std::string pad = {};  // its token; empty: the tokenizer's
-};
 
 namespace {
 
-using Parts = std::vector<ChatPart>;
+constexpr size_t longest_file = size_t{1} << 24;
 
-UserError role_error(size_t index, const std::string& what, const std::string& fix) {
-  return data_error({.what = what, .where = fmt::format("messages[{}]", index), .fix = fix});
-}
-
-// As Jinja's trim and Python's strip() of ASCII blanks.
-std::string trimmed(const std::string& text) {
-  constexpr std::string_view blanks = " \t\n\r\f\v";
-  const size_t first = text.find_first_not_of(blanks);
-  return first == text.npos ? "" : text.substr(first, text.find_last_not_of(blanks) + 1 - first);
-}
-
-void check_roles(const Messages& messages, const std::vector<std::string>& known) {
-  for (size_t i = 0; i < messages.size(); ++i) {
-    if (std::find(known.begin(), known.end(), messages[i].role) != known.end()) continue;
-    throw role_error(i, fmt::format("the chat template has no role '{}'", printable(messages[i].role, 40)),
-                     fmt::format("Use {}", fmt::join(known, ", ")));
+ordered_json json_of(const ChatMessage& message) {
+  ordered_json object = {{"role", message.role}, {"content", message.content}};
+  for (const auto& [name, value] : message.more.items()) object[name] = value;
+  // transformers fills the standard name from older ones.
+  for (const char* const name : {"reasoning_content", "thinking", "reasoning"}) {
+    const auto found = object.find(name);
+    if (found == object.end() || found->is_null()) continue;
+    const ordered_json reasoning = *found;
+    object["reasoning_content"] = reasoning;
+    if (!object.contains("thinking")) object["thinking"] = reasoning;
+    break;
   }
+  return object;
 }
 
-// user, assistant, user, ... from message `first` on.
-void check_turns(const Messages& messages, size_t first) {
-  if (messages.size() == first) throw role_error(first, "there is no message of a user", "Add one");
-  for (size_t i = first; i < messages.size(); ++i) {
-    const char* const expected = (i - first) % 2 == 0 ? "user" : "assistant";
-    if (messages[i].role == expected) continue;
-    throw role_error(
-        i, fmt::format("the role is '{}', but '{}' is next", printable(messages[i].role, 40), expected),
-        "Let user and assistant take turns, beginning with user");
-  }
+Chat with_messages(const Chat& chat, size_t count) {
+  Chat part{.messages = {}, .tools = chat.tools, .variables = chat.variables};
+  part.messages.assign(chat.messages.begin(), chat.messages.begin() + static_cast<ptrdiff_t>(count));
+  return part;
 }
 
-bool begins_with_system(const Messages& messages) {
-  return !messages.empty() && messages.front().role == "system";
+std::string_view without_blanks_behind(std::string_view text) {
+  return text.substr(0, text.find_last_not_of(" \t\r\n") + 1);
 }
 
-bool is_assistant(const ChatMessage& message) {
-  return message.role == "assistant";
+// Ends between two characters.
+size_t common_prefix(std::string_view a, std::string_view b) {
+  auto size = static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+  while (size > 0 && size < a.size() && (static_cast<unsigned char>(a[size]) & 0xC0U) == 0x80U) --size;
+  return size;
 }
 
-Parts write_chatml(const Messages& messages, const ChatMarks&, bool asks) {
-  Parts parts;
-  for (const ChatMessage& message : messages) {
-    parts.push_back({"<|im_start|>" + message.role + "\n"});
-    parts.push_back({message.content + "<|im_end|>", is_assistant(message)});
-    parts.push_back({"\n"});
-  }
-  if (asks) parts.push_back({"<|im_start|>assistant\n"});
-  return parts;
+void add_part(std::vector<ChatPart>& parts, std::string_view text, bool is_answer) {
+  if (!text.empty()) parts.push_back({std::string(text), is_answer});
 }
 
-Parts write_llama2(const Messages& messages, const ChatMarks& marks, bool) {
-  check_roles(messages, {"system", "user", "assistant"});
-  const size_t first = begins_with_system(messages) ? 1 : 0;
-  check_turns(messages, first);
-  Parts parts;
-  for (size_t i = first; i < messages.size(); ++i) {
-    std::string content = messages[i].content;
-    if (i == first && first == 1) content = "<<SYS>>\n" + messages[0].content + "\n<</SYS>>\n\n" + content;
-    if (is_assistant(messages[i])) {
-      parts.push_back({" " + trimmed(content) + " " + marks.eos, true});
-    } else {
-      parts.push_back({marks.bos + "[INST] " + trimmed(content) + " [/INST]"});
-    }
-  }
-  return parts;
+// An answer and what ends it. White space behind that is not learned.
+void add_answer(std::vector<ChatPart>& parts, std::string_view text, const ChatMessage& message) {
+  const std::string_view learned = without_blanks_behind(text);
+  const bool is_closed = !learned.ends_with(without_blanks_behind(message.content));
+  add_part(parts, is_closed ? learned : text, true);
+  if (is_closed) add_part(parts, text.substr(learned.size()), false);
 }
-
-Parts write_llama3(const Messages& messages, const ChatMarks& marks, bool asks) {
-  Parts parts = {{messages.empty() ? "" : marks.bos}};
-  const auto head = [](const std::string& role) {
-    return "<|start_header_id|>" + role + "<|end_header_id|>\n\n";
-  };
-  for (const ChatMessage& message : messages) {
-    parts.push_back({head(message.role)});
-    parts.push_back({trimmed(message.content) + "<|eot_id|>", is_assistant(message)});
-  }
-  if (asks) parts.push_back({head("assistant")});
-  return parts;
-}
-
-Parts write_mistral(const Messages& messages, const ChatMarks& marks, bool) {
-  check_roles(messages, {"system", "user", "assistant"});
-  const size_t first = begins_with_system(messages) ? 1 : 0;
-  check_turns(messages, first);
-  Parts parts = {{marks.bos}};
-  for (size_t i = first; i < messages.size(); ++i) {
-    const std::string system = i == first && first == 1 ? messages[0].content + "\n\n" : "";
-    if (is_assistant(messages[i])) {
-      parts.push_back({messages[i].content + marks.eos, true});
-    } else {
-      parts.push_back({"[INST] " + system + messages[i].content + " [/INST]"});
-    }
-  }
-  return parts;
-}
-
-Parts write_gemma(const Messages& messages, const ChatMarks& marks, bool asks) {
-  check_roles(messages, {"user", "assistant"});
-  check_turns(messages, 0);
-  Parts parts = {{marks.bos}};
-  for (const ChatMessage& message : messages) {
-    parts.push_back({is_assistant(message) ? "<start_of_turn>model\n" : "<start_of_turn>user\n"});
-    parts.push_back({trimmed(message.content) + "<end_of_turn>", is_assistant(message)});
-    parts.push_back({"\n"});
-  }
-  if (asks) parts.push_back({"<start_of_turn>model\n"});
-  return parts;
-}
-
-Parts write_zephyr(const Messages& messages, const ChatMarks& marks, bool asks) {
-  check_roles(messages, {"system", "user", "assistant"});
-  Parts parts;
-  for (const ChatMessage& message : messages) {
-    parts.push_back({"<|" + message.role + "|>\n"});
-    parts.push_back({message.content + marks.eos, is_assistant(message)});
-    parts.push_back({"\n"});
-  }
-  if (asks) parts.push_back({"<|assistant|>\n"});
-  return parts;
-}
-
-// Megatron-LM's prompt formats. The first writes the beginning of an answer after the question.
-Parts write_nemotron_h(const Messages& messages, const ChatMarks&, bool) {
-  check_roles(messages, {"system", "user", "assistant"});
-  Parts parts;
-  for (const ChatMessage& message : messages) {
-    const std::string line = trimmed(message.content) + "\n";
-    if (is_assistant(message)) {
-      parts.push_back({line, true});
-    } else if (message.role == "system") {
-      parts.push_back({"<SPECIAL_10>System\n" + line});
-    } else {
-      parts.push_back({"<SPECIAL_11>User\n" + line + "<SPECIAL_11>Assistant\n"});
-    }
-  }
-  return parts;
-}
-
-std::string without(std::string text, std::string_view word) {
-  for (size_t found = text.find(word); found != text.npos; found = text.find(word, found))
-    text.erase(found, word.size());
-  return text;
-}
-
-Parts write_nemotron_nano(const Messages& messages, const ChatMarks&, bool asks) {
-  check_roles(messages, {"system", "user", "assistant"});
-  Parts parts;
-  for (const ChatMessage& message : messages) {
-    if (is_assistant(message)) {
-      parts.push_back({"<SPECIAL_11>Assistant\n"});
-      parts.push_back({trimmed(message.content) + "\n<SPECIAL_12>\n", true});
-    } else {
-      const std::string content = trimmed(without(without(message.content, "/think"), "/no_think"));
-      const char* const head = message.role == "system" ? "<SPECIAL_10>System\n" : "<SPECIAL_11>User\n";
-      parts.push_back({head + content + "\n"});
-    }
-  }
-  if (asks) parts.push_back({"<SPECIAL_11>Assistant\n"});
-  return parts;
-}
-
-Parts write_identity(const Messages& messages, const ChatMarks&, bool) {
-  Parts parts;
-  for (const ChatMessage& message : messages) parts.push_back({message.content, is_assistant(message)});
-  return parts;
-}
-
-// Texts of a template differ in white space, in how they write a newline in a string, and in quotes.
-uint64_t jinja_hash(std::string_view text) {
-  std::string kept;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text.substr(i, 2) == "\\n") {
-      ++i;
-    } else if (text[i] == '"') {
-      kept += '\'';
-    } else if (std::string_view(" \t\r\n").find(text[i]) == std::string_view::npos) {
-      kept += text[i];
-    }
-  }
-  uint64_t hash = 0;
-  const Sha256Digest digest = sha256(kept);
-  for (size_t i = 0; i < 8; ++i) hash = hash << 8U | digest[i];
-  return hash;
-}
-
-// Published texts of the templates.
-struct KnownJinja {
-  uint64_t hash;
-  std::string_view name;
-};
-constexpr KnownJinja known_jinja[] = {
-#define JINJA(hash, name) {hash, name},
-#include "teratron/tokenizer/chat/known_jinja.def"
-#undef JINJA
-};
 
 }  // namespace
 
-const std::vector<ChatTemplate::Format>& ChatTemplate::formats() {
-  static const std::vector<Format> all = {
-      {"chatml", {"", "<|im_end|>"}, "<|im_end|>", write_chatml},
-      {"llama2", {"<s>", "</s>"}, "", write_llama2},
-      {"llama3", {"<|begin_of_text|>", "<|end_of_text|>"}, "<|eot_id|>", write_llama3},
-      {"mistral", {"<s>", "</s>"}, "", write_mistral},
-      {"gemma", {"<bos>", "<eos>"}, "<end_of_turn>", write_gemma},
-      {"zephyr", {"<s>", "</s>"}, "", write_zephyr},
-      {"nemotron-h-aligned", {}, "<SPECIAL_11>", write_nemotron_h, "<SPECIAL_233>"},
-      {"nemotron-nano-v2", {}, "<SPECIAL_12>", write_nemotron_nano, "<unk>"},
-      {"identity", {}, "", write_identity, "<unk>"},
-  };
-  return all;
-}
-
-ChatTemplate::ChatTemplate(const Format& format) : format_(&format), marks_(format.marks) {}
+ChatTemplate::ChatTemplate(std::string_view jinja, std::string name)
+    : name_(std::move(name)), source_(jinja), template_(jinja, name_) {}
 
 std::vector<std::string> ChatTemplate::names() {
   std::vector<std::string> all;
-  for (const Format& format : formats()) all.push_back(format.name);
+  for (const BuiltInTemplate& each : built_in_templates()) all.emplace_back(each.name);
   return all;
 }
 
 ChatTemplate ChatTemplate::find(std::string_view name) {
-  for (const Format& format : formats()) {
-    if (format.name == name) return ChatTemplate(format);
+  for (const BuiltInTemplate& each : built_in_templates()) {
+    if (each.name != name) continue;
+    ChatTemplate found(each.jinja, std::string(name));
+    found.tokens_ = {{"bos_token", each.bos}, {"eos_token", each.eos}};
+    found.end_ = each.end;
+    found.pad_ = each.pad;
+    return found;
   }
-  throw config_error({.what = fmt::format("'{}' is not a known chat template", printable(name, 60)),
-                      .where = "--chat-template",
-                      .fix = fmt::format("Use one of {}", fmt::join(names(), ", "))});
+  if (name.find("{{") != name.npos || name.find("{%") != name.npos) return of_jinja(name, "--chat-template");
+  const std::filesystem::path file = name;
+  std::error_code ignored;
+  if (std::filesystem::is_regular_file(file, ignored))
+    return of_jinja(read_text(file, {.kind = ExitCode::data, .max_bytes = longest_file}), file.string());
+  throw config_error(
+      {.what = fmt::format("'{}' is not a known chat template and not a file", printable(name, 60)),
+       .where = "--chat-template",
+       .fix = fmt::format("Give a file with a Jinja template, or one of {}", fmt::join(names(), ", "))});
 }
 
-std::optional<ChatTemplate> ChatTemplate::of_jinja(std::string_view jinja) {
-  const uint64_t hash = jinja_hash(jinja);
-  for (const KnownJinja& known : known_jinja) {
-    if (known.hash == hash) return find(known.name);
-  }
-  return std::nullopt;
+ChatTemplate ChatTemplate::of_jinja(std::string_view jinja, std::string name, ordered_json tokens) {
+  ChatTemplate made(jinja, std::move(name));
+  made.has_own_tokens_ = !tokens.empty();
+  made.tokens_ = std::move(tokens);
+  return made;
 }
 
-const std::string& ChatTemplate::pad() const {
-  return format_->pad;
-}
-
-const std::string& ChatTemplate::name() const {
-  return format_->name;
+std::string ChatTemplate::fingerprint() const {
+  return fmt::format("{:02x}", fmt::join(sha256(source_ + tokens_.dump()), ""));
 }
 
 ChatTemplate ChatTemplate::with_marks(const ChatMarks& marks) const {
   ChatTemplate changed = *this;
-  if (!marks.bos.empty()) changed.marks_.bos = marks.bos;
-  if (!marks.eos.empty()) changed.marks_.eos = marks.eos;
+  if (has_own_tokens_) return changed;
+  if (!marks.bos.empty()) changed.tokens_["bos_token"] = marks.bos;
+  if (!marks.eos.empty()) changed.tokens_["eos_token"] = marks.eos;
   return changed;
 }
 
@@ -281,36 +118,116 @@ ChatMarks marks_of(const Tokenizer& tokenizer) {
   return {.bos = text(tokenizer.special().bos), .eos = text(tokenizer.special().eos)};
 }
 
-std::vector<ChatPart> ChatTemplate::parts(const Messages& messages, bool asks) const {
-  return format_->write(messages, marks_, asks);
+jinja::Rendered ChatTemplate::render(const Chat& chat, bool asks) const {
+  ordered_json values = tokens_.is_null() ? ordered_json::object() : tokens_;
+  ordered_json messages = ordered_json::array();
+  for (const ChatMessage& each : chat.messages) messages.push_back(json_of(each));
+  values["messages"] = std::move(messages);
+  values["tools"] = chat.tools;
+  values["documents"] = nullptr;
+  values["add_generation_prompt"] = asks;
+  for (const auto& [name, value] : chat.variables.items()) values[name] = value;
+  return template_.render(values);
 }
 
-std::string ChatTemplate::text(const Messages& messages, bool asks) const {
-  std::string all;
-  for (const ChatPart& part : parts(messages, asks)) all += part.text;
-  return all;
+std::string ChatTemplate::text(const Chat& chat, bool asks) const {
+  return render(chat, asks).text;
 }
 
-std::vector<int32_t> ChatTemplate::encode(const Messages& messages, const Tokenizer& tokenizer) const {
+std::vector<std::vector<ChatPart>> ChatTemplate::examples(const Chat& chat) const {
+  const jinja::Rendered whole = render(chat, false);
+  std::vector<ChatPart> parts;
+  size_t at = 0;
+  const auto add = [&](size_t begin, size_t end, const ChatMessage* answer) {
+    add_part(parts, std::string_view(whole.text).substr(at, begin - at), false);
+    const std::string_view text = std::string_view(whole.text).substr(begin, end - begin);
+    answer == nullptr ? add_part(parts, text, true) : add_answer(parts, text, *answer);
+    at = end;
+  };
+  if (template_.marks_generation()) {
+    for (const auto& [begin, end] : whole.generated) add(begin, end, nullptr);
+    add_part(parts, std::string_view(whole.text).substr(at), false);
+    return {parts};
+  }
+  std::vector<std::vector<ChatPart>> separate;
+  bool is_rewritten = false;
+  for (size_t i = 0; i < chat.messages.size(); ++i) {
+    if (chat.messages[i].role != "assistant") continue;
+    separate.push_back(example(chat, i));
+    std::string before, all;
+    for (const ChatPart& each : separate.back()) all += each.text;
+    before = separate.back().front().is_answer ? "" : separate.back().front().text;
+    is_rewritten = is_rewritten || !whole.text.starts_with(all) || before.size() < at;
+    if (!is_rewritten) add(before.size(), all.size(), &chat.messages[i]);
+  }
+  if (is_rewritten) return separate;
+  add_part(parts, std::string_view(whole.text).substr(at), false);
+  return {parts};
+}
+
+// The text that asks for an answer, and the answer.
+std::vector<ChatPart> ChatTemplate::example(const Chat& chat, size_t answer) const {
+  const std::string asked = text(with_messages(chat, answer), true);
+  const std::string before = text(with_messages(chat, answer), false);
+  const std::string answered = text(with_messages(chat, answer + 1), false);
+  std::vector<ChatPart> parts;
+  // Some write the beginning of a thought where they ask for it, and leave it out later.
+  if (answered.starts_with(before)) {
+    const size_t begin = std::max(common_prefix(asked, answered), before.size());
+    add_part(parts, answered.substr(0, begin), false);
+    add_answer(parts, std::string_view(answered).substr(begin), chat.messages[answer]);
+    return parts;
+  }
+  // Others write something into the last question only: the answer follows what both texts have before it.
+  constexpr size_t enough = 16;
+  const std::string end = asked.substr(asked.size() - std::min(asked.size(), enough));
+  const size_t found = answered.rfind(end);
+  if (end.empty() || found == answered.npos) {
+    throw data_error({.what = fmt::format(
+                          "message {}: the chat template does not show where the answer begins", answer + 1),
+                      .where = name_,
+                      .fix = "Mark answers in it with {% generation %} ... {% endgeneration %}"});
+  }
+  add_part(parts, asked, false);
+  add_answer(parts, std::string_view(answered).substr(found + end.size()), chat.messages[answer]);
+  return parts;
+}
+
+std::vector<int32_t> ChatTemplate::encode(const Chat& chat, const Tokenizer& tokenizer) const {
   std::vector<int32_t> ids;
-  tokenizer.encode(text(messages, true), ids);
+  tokenizer.encode(text(chat, true), ids);
   // Some tokenizers put a BOS before every text, and so do some templates.
   const std::optional<int32_t> bos = tokenizer.special().bos;
   if (bos && ids.size() > 1 && ids[0] == *bos && ids[1] == *bos) ids.erase(ids.begin());
   return ids;
 }
 
+// What the template writes behind an answer.
+std::string ChatTemplate::end_of_answer() const {
+  if (!end_.empty()) return end_;
+  const std::string answer = "ANSWER0123456789";
+  try {
+    const std::string written = text({.messages = {{"user", "Question"}, {"assistant", answer}}}, false);
+    const size_t found = written.rfind(answer);
+    if (found == written.npos) return "";
+    const std::string end = written.substr(found + answer.size());
+    return end.substr(std::min(end.find_first_not_of(" \t\r\n"), end.size()));
+  } catch (const UserError&) {  // a template of other conversations
+    return "";
+  }
+}
+
 std::vector<int32_t> ChatTemplate::end_tokens(const Tokenizer& tokenizer) const {
   std::vector<int32_t> ends;
   std::vector<int32_t> ids;
   try {
-    tokenizer.encode(format_->end.empty() ? marks_.eos : format_->end, ids);
+    tokenizer.encode(without_blanks_behind(end_of_answer()), ids);
   } catch (const UserError&) {  // a tokenizer of numbers
     return ends;
   }
   const std::optional<int32_t> bos = tokenizer.special().bos;
   if (bos && !ids.empty() && ids.front() == *bos) ids.erase(ids.begin());
-  if (ids.size() == 1) ends.push_back(ids.front());
+  if (!ids.empty() && (ids.size() == 1 || tokenizer.is_special(ids.front()))) ends.push_back(ids.front());
   return ends;
 }
 
@@ -330,30 +247,47 @@ std::optional<std::string> jinja_of_config(const nlohmann::json& config) {
   return std::nullopt;
 }
 
+// bos_token and others: texts, or objects with a content.
+ordered_json tokens_of_config(const nlohmann::json& config) {
+  ordered_json tokens = ordered_json::object();
+  for (const auto& [name, value] : config.items()) {
+    if (!name.ends_with("_token")) continue;
+    if (value.is_string()) tokens[name] = value.get<std::string>();
+    if (value.is_object() && value.contains("content") && value["content"].is_string())
+      tokens[name] = value["content"].get<std::string>();
+  }
+  return tokens;
+}
+
+nlohmann::json members_of_file(const std::filesystem::path& file) {
+  if (!std::filesystem::exists(file)) return nlohmann::json::object();
+  nlohmann::json value = read_json(file, {.where = "", .kind = ExitCode::data, .max_bytes = longest_file});
+  return value.is_object() ? value : nlohmann::json::object();
+}
+
 }  // namespace
 
-std::optional<std::string> jinja_of_tokenizer(const std::filesystem::path& tokenizer) {
+std::optional<ChatTemplate> template_of_tokenizer(const std::filesystem::path& tokenizer) {
   namespace fs = std::filesystem;
   const fs::path folder = fs::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path();
-  const fs::path jinja = folder / "chat_template.jinja", config = folder / "tokenizer_config.json";
-  constexpr size_t most = size_t{1} << 24;
-  if (fs::exists(jinja)) return read_text(jinja, {.kind = ExitCode::data, .max_bytes = most});
-  if (!fs::exists(config)) return std::nullopt;
-  const nlohmann::json value = read_json(config, {.where = "", .kind = ExitCode::data, .max_bytes = most});
-  return value.is_object() ? jinja_of_config(value) : std::nullopt;
+  const nlohmann::json config = members_of_file(folder / "tokenizer_config.json");
+  const fs::path file = folder / "chat_template.jinja";
+  if (fs::exists(file)) {
+    return ChatTemplate::of_jinja(read_text(file, {.kind = ExitCode::data, .max_bytes = longest_file}),
+                                  "chat_template.jinja", tokens_of_config(config));
+  }
+  std::optional<std::string> jinja = jinja_of_config(config);
+  const char* const name = jinja ? "tokenizer_config.json" : "chat_template.json";
+  if (!jinja) jinja = jinja_of_config(members_of_file(folder / name));
+  if (!jinja) return std::nullopt;
+  return ChatTemplate::of_jinja(*jinja, name, tokens_of_config(config));
 }
 
 std::optional<ChatTemplate> choose_chat_template(const std::optional<std::string>& name,
                                                  const std::filesystem::path& tokenizer) {
   if (name) return ChatTemplate::find(*name);
   if (tokenizer.empty()) return std::nullopt;
-  const std::optional<std::string> jinja = jinja_of_tokenizer(tokenizer);
-  if (!jinja) return std::nullopt;
-  if (const std::optional<ChatTemplate> known = ChatTemplate::of_jinja(*jinja)) return known;
-  throw config_error({.what = fmt::format("the tokenizer's chat template is none of {}",
-                                          fmt::join(ChatTemplate::names(), ", ")),
-                      .where = tokenizer.string(),
-                      .fix = "Choose the one that the model was trained with: --chat-template NAME"});
+  return template_of_tokenizer(tokenizer);
 }
 
 }  // namespace teratron
