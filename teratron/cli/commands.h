@@ -64,6 +64,9 @@ int eval_command(std::span<const std::string> args, const Registry& registry);
 /// added to that run's metrics.jsonl and report.html.
 int generate_command(std::span<const std::string> args, const Registry& registry);
 
+/// chat (--hf DIR | --load DIR) FLAGS...: a conversation in the terminal, or by lines of stdin.
+int chat_program(std::span<const std::string> args);
+
 /// launch FLAGS... -- COMMAND...: starts the ranks of a job. Returns its exit code if all ranks succeed (0,
 /// or 75 after a save on a signal); otherwise throws a Fault with the exit code of the rank that failed
 /// first.

@@ -54,6 +54,7 @@ std::vector<Command> commands(const Registry& registry) {
            "start the ranks of a job: teratron launch --nproc-per-node 2 -- pretrain gpt FLAGS...", false},
           {"plan", plan, "check a training command line without running it"},
           {"generate", generate, "generate text with a trained model"},
+          {"chat", chat_program, "chat with a trained model in the terminal"},
           {"serve", serve, "answer HTTP requests with a trained model, and show a page", false},
           {"eval", eval, "evaluate a model on JSON lines: continuations, choices, answers"},
           {"tasks", tasks_command,

@@ -7,6 +7,7 @@
 
 #include "teratron/base/config/command_line.h"
 #include "teratron/base/strings.h"
+#include "teratron/cli/help_view.h"
 #include "teratron/hf/architecture.h"
 #include "teratron/hf/peft.h"
 #include "teratron/megatron/load_source.h"
@@ -137,16 +138,16 @@ std::optional<SavedSettings> settings_to_start_with(const ParsedArguments& parse
 }
 
 void finish_arguments(ParsedArguments& parsed, const std::optional<SavedSettings>& saved, int64_t world_size,
-                      const JobModel& model) {
+                      const JobModel& model, const ValidateOptions& options) {
   add_settings(parsed, saved, model.family);
   if (model.family.check) model.family.check(parsed.args, parsed.problems);
-  validate_arguments(parsed, world_size);
+  validate_arguments(parsed, world_size, options);
 }
 
 ParsedArguments pretrain_arguments(std::span<const std::string> args, int64_t world_size,
-                                   const JobModel& model) {
+                                   const JobModel& model, const ValidateOptions& options) {
   ParsedArguments parsed = flag_arguments(args, model);
-  if (!parsed.help) finish_arguments(parsed, settings_to_start_with(parsed), world_size, model);
+  if (!parsed.help) finish_arguments(parsed, settings_to_start_with(parsed), world_size, model, options);
   return parsed;
 }
 
@@ -158,6 +159,46 @@ std::string training_help(std::string_view command, const JobModel& model) {
   std::vector<ArgsDefault> defaults = args_defaults(model);
   defaults.insert(defaults.begin(), {"tokenizer_type", program.tokenizer_type});
   return arguments_help({usage, program.names}, fields, defaults);
+}
+
+std::string training_help_view(std::string_view command, const JobModel& model,
+                               std::span<const std::string> args) {
+  HelpPage page{
+      .command = fmt::format("teratron {}", command),
+      .full = training_help(command, model),
+      .main_flags = {"--hf",
+                     "--load",
+                     "--model-preset",
+                     "--num-layers",
+                     "--hidden-size",
+                     "--num-attention-heads",
+                     "--seq-length",
+                     "--data-path",
+                     "--mock-data",
+                     "--tokenizer-type",
+                     "--tokenizer-model",
+                     "--micro-batch-size",
+                     "--global-batch-size",
+                     "--lr",
+                     "--train-iters",
+                     "--num-train-epochs",
+                     "--bf16",
+                     "--tensor-model-parallel-size",
+                     "--pipeline-model-parallel-size",
+                     "--save",
+                     "--save-interval",
+                     "--log-interval",
+                     "--eval-interval",
+                     "--config-file",
+                     "--train-data",
+                     "--valid-data",
+                     "--num-classes"},
+      .example =
+          model.family.name == "gpt" && command.starts_with("pretrain")
+              ? "teratron pretrain gpt --model-preset gpt2 --mock-data"
+              : fmt::format("teratron {} --hf DIR --data-path FILE --seq-length 512 --lr 1e-5", command)};
+  for (const Field& field : model.registry.fields) page.main_flags.push_back(flag_of(field.name));
+  return help_view(page, args);
 }
 
 }  // namespace teratron

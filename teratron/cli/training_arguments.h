@@ -22,11 +22,14 @@ std::optional<SavedSettings> settings_to_start_with(const ParsedArguments& parse
 /// Finishes the settings of flag_arguments() for `world_size` ranks, with those of the checkpoint.
 /// UserError(config) lists every problem.
 void finish_arguments(ParsedArguments& parsed, const std::optional<SavedSettings>& saved, int64_t world_size,
-                      const JobModel& model);
+                      const JobModel& model, const ValidateOptions& options = {});
 /// All of that by one process. With --help only `help` is set.
 ParsedArguments pretrain_arguments(std::span<const std::string> args, int64_t world_size,
-                                   const JobModel& model);
+                                   const JobModel& model, const ValidateOptions& options = {});
 /// Text of --help: the flags of the family and of the program. `command`: "pretrain gpt".
 std::string training_help(std::string_view command, const JobModel& model);
+/// The part of it that the arguments ask for (cli/help_view.h); of --help alone the flags that matter.
+std::string training_help_view(std::string_view command, const JobModel& model,
+                               std::span<const std::string> args);
 
 }  // namespace teratron

@@ -192,7 +192,7 @@ bool Engine::continues(const Plan& plan) const {
     const Active& active = *entry.active;
     const int64_t new_tokens = entry.sequence->length() - active.prompt();
     return entry.chooses && !active.has_beams() && !active.request.prevent_newline_after_colon &&
-           entry.sequence->length() - entry.sequence->cached == 1 &&
+           !edits_logits(active.request.sampling) && entry.sequence->length() - entry.sequence->cached == 1 &&
            new_tokens + 1 < active.request.max_new_tokens;
   });
 }

@@ -24,8 +24,9 @@ ModelPlan plan_of(const std::vector<Kind>& kinds) {
 const std::vector<std::vector<Kind>> mixtures = {
     {Kind::decayed_sum, Kind::decayed_sum},
     {Kind::wide_keys, Kind::attention},
+    {Kind::mamba, Kind::mamba},
     {Kind::four_norms, Kind::lone_sum},
-    {Kind::lone_sum, Kind::attention, Kind::wide_keys, Kind::decayed_sum}};
+    {Kind::mamba, Kind::lone_sum, Kind::attention, Kind::wide_keys, Kind::mamba, Kind::decayed_sum}};
 
 // Prompts of several lengths, some of which are read in parts; sampling, several answers, beams.
 std::vector<GenerationRequest> requests() {
@@ -121,7 +122,7 @@ TEST(Mixers, RanksOfEveryLayoutGenerateTheSameTexts) {
 // On a CPU nothing is captured, but steps run ahead all the same (graphs/decode_graphs.h).
 TEST(Mixers, GraphsGiveTheTextsOfEagerSteps) {
   for (const std::vector<Kind>& kinds :
-       {std::vector{Kind::lone_sum}, {Kind::decayed_sum, Kind::lone_sum, Kind::lone_sum}}) {
+       {std::vector{Kind::lone_sum}, {Kind::decayed_sum, Kind::lone_sum, Kind::mamba}}) {
     const OwnModel own(plan_of(kinds));
     const auto answers = [&](bool graphs) {
       std::vector<std::vector<int32_t>> all;

@@ -130,6 +130,11 @@ std::string serialize(const GenerationRequest& r) {
                                  {r.sampling.temperature, r.sampling.top_k, r.sampling.top_p,
                                   r.sampling.top_p_decay, r.sampling.top_p_bound}},
                                 {"seed", r.sampling.seed},
+                                {"joins_filters", r.sampling.joins_filters},
+                                {"penalties",
+                                 {r.sampling.min_p, r.sampling.presence_penalty, r.sampling.frequency_penalty,
+                                  r.sampling.repetition_penalty}},
+                                {"logit_bias", r.sampling.logit_bias},
                                 {"stop_tokens", r.stop.tokens},
                                 {"stop_texts", r.stop.texts},
                                 {"eol", {r.stop.on_eol, r.stop.on_double_eol, r.prevent_newline_after_colon}},
@@ -145,7 +150,8 @@ std::string serialize(const GenerationRequest& r) {
 
 GenerationRequest deserialize_request(const std::string& text) {
   const nlohmann::json value = nlohmann::json::parse(text);
-  const nlohmann::json &sampling = value.at("sampling"), &eol = value.at("eol"), &beams = value.at("beams");
+  const nlohmann::json &sampling = value.at("sampling"), &eol = value.at("eol"), &beams = value.at("beams"),
+                       &penalties = value.at("penalties");
   return {.prompt = value.at("prompt"),
           .source = value.at("source"),
           .max_new_tokens = value.at("max_new_tokens"),
@@ -154,7 +160,13 @@ GenerationRequest deserialize_request(const std::string& text) {
                        .top_p = sampling[2],
                        .top_p_decay = sampling[3],
                        .top_p_bound = sampling[4],
-                       .seed = value.at("seed")},
+                       .seed = value.at("seed"),
+                       .joins_filters = value.at("joins_filters"),
+                       .min_p = penalties[0],
+                       .presence_penalty = penalties[1],
+                       .frequency_penalty = penalties[2],
+                       .repetition_penalty = penalties[3],
+                       .logit_bias = value.at("logit_bias")},
           .stop = {.tokens = value.at("stop_tokens"),
                    .texts = value.at("stop_texts"),
                    .on_eol = eol[0],

@@ -49,6 +49,19 @@ struct PagePlaces {
   }
 };
 
+// The edits of choices [begin, end); empty if there are none.
+std::vector<const LogitEdits*> edits_between(const std::vector<StepChoice>& choices, size_t begin,
+                                             size_t end) {
+  std::vector<const LogitEdits*> edits;
+  bool any = false;
+  for (size_t i = begin; i < end; ++i) {
+    edits.push_back(&choices[i].edits);
+    any = any || !choices[i].edits.empty();
+  }
+  if (!any) edits.clear();
+  return edits;
+}
+
 // Watches the ranks that generate together, whose collectives are in the graphs.
 std::function<void()> watch_of(const LanguageModel& model) {
   std::vector<std::shared_ptr<Communicator>> groups;
@@ -232,7 +245,12 @@ at::Tensor StageRunner::next_tokens(const StepInput& part, const Activations& ou
       SamplingNeeds needs = teratron::needs_of(rows);
       needs.logprobs = part.logprobs;
       needs.top = part.top;
-      values.push_back(sample_rows(logits, sampling_parameters(rows).to(model_.device), needs).t().flatten());
+      const at::Tensor parameters = sampling_parameters(rows).to(model_.device);
+      const auto edits = edits_between(part.choices, begin, end);
+      values.push_back((edits.empty() ? sample_rows(logits, parameters, needs)
+                                      : sample_edited_rows(logits, parameters, needs, edits))
+                           .t()
+                           .flatten());
     }
     begin = end;
   }
@@ -289,7 +307,7 @@ bool StageRunner::decodes_only(const StepInput& step) const {
          step.tokens.size() == step.rows.size() &&
          static_cast<int64_t>(step.rows.size()) <= options_.max_rows &&
          std::all_of(step.choices.begin(), step.choices.end(),
-                     [](const StepChoice& choice) { return choice.best == 0; }) &&
+                     [](const StepChoice& choice) { return choice.best == 0 && choice.edits.empty(); }) &&
          std::none_of(step.rows.begin(), step.rows.end(),
                       [](const StepRow& row) { return row.source_tokens != nullptr; });
 }

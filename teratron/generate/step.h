@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "teratron/generate/logit_edits.h"
 #include "teratron/generate/sampling.h"
 
 namespace teratron {
@@ -28,6 +29,7 @@ struct StepChoice {
   RowSampling sampling = {};
   int64_t best = 0;            // > 0: the most probable tokens, this many, instead of one
   RowSampling following = {};  // of the token after it, if the step continues
+  LogitEdits edits = {};       // before the token is chosen
 };
 
 /// The log probability that token `next` follows a token of the step.

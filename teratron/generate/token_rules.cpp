@@ -9,15 +9,19 @@ StepChoice TokenRules::choice(const GenerationRequest& request, const Sequence& 
   const uint64_t draw = ((request.sequence + sequence.index) << 32U) + sequence.tokens.size();
   const bool after_colon = request.prevent_newline_after_colon && sequence.tokens.back() == newlines_.colon;
   const bool greedy = request.sampling.temperature < least_temperature;
+  LogitEdits edits = edits_of(request.sampling, sequence.tokens, request.prompt.size());
+  const bool joint = edits.top_k > 0;  // both filters are among the edits
   const RowSampling sampling{.temperature = greedy ? 1.0 : request.sampling.temperature,
-                             .top_k = greedy ? 1 : request.sampling.top_k,
-                             .top_p = sequence.top_p,
+                             .top_k = greedy  ? 1
+                                      : joint ? 0
+                                              : request.sampling.top_k,
+                             .top_p = joint ? 0.0 : sequence.top_p,
                              .uniform = uniform_of(request.sampling.seed, draw),
                              .banned = after_colon ? newlines_.newline : -1};
   RowSampling following = sampling;
   following.top_p = decayed_top_p(sequence.top_p, request.sampling);
   following.uniform = uniform_of(request.sampling.seed, draw + 1);
-  return {.sampling = sampling, .following = following};
+  return {.sampling = sampling, .following = following, .edits = std::move(edits)};
 }
 
 std::optional<AnswerText> TokenRules::text_of(const GenerationRequest& request) const {

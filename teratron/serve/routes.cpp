@@ -9,6 +9,7 @@
 #include "teratron/base/strings.h"
 #include "teratron/generate/json/request_json.h"
 #include "teratron/serve/api/openai_answer.h"
+#include "teratron/serve/api/tokenize_request.h"
 #include "teratron/serve/event_stream.h"
 
 namespace teratron {
@@ -75,7 +76,7 @@ std::string explain_status(const httplib::Request& request, int status, size_t m
 std::string known_path(const std::string& path) {
   constexpr const char* known[] = {
       "/",          "/api",    "/completions", "/v1/completions", "/chat/completions", "/v1/chat/completions",
-      "/v1/models", "/health", "/v1/health",   "/metrics"};
+      "/v1/models", "/health", "/v1/health",   "/metrics",        "/tokenize",         "/detokenize"};
   return std::find(std::begin(known), std::end(known), path) == std::end(known) ? "other" : path;
 }
 
@@ -246,6 +247,20 @@ void Routes::install_generation() {
     server_.Post(std::string(prefix) + "/chat/completions",
                  [this](const Request& request, Response& response) { openai(request, response, true); });
   }
+  const auto answer_json = [this](auto answer_of) {
+    return [this, answer_of](const Request& request, Response& response) {
+      answer_errors(response, [&] {
+        const Semaphore::Permit permit(readers_);
+        response.set_content(dump_line(answer_of(parse_body(request.body))) + "\n", json_type);
+      });
+    };
+  };
+  server_.Post("/tokenize", answer_json([this](const nlohmann::json& body) {
+                 return tokenize_answer(body, options_.model, options_.chat ? &*options_.chat : nullptr);
+               }));
+  server_.Post("/detokenize", answer_json([this](const nlohmann::json& body) {
+                 return detokenize_answer(body, options_.model);
+               }));
 }
 
 std::vector<GenerationResult> Routes::results_of(const Request& request, const Answer& answer) {

@@ -13,7 +13,8 @@ INFERENCE = {"generate", "serve", "eval", "logits"}
 
 
 def help_of(command):
-    return teratron(*command.split(), "--help").stdout
+    whole = "--help-all" if command.startswith(("pretrain ", "finetune ")) else "--help"  # --help alone shows a part
+    return teratron(*command.split(), whole).stdout
 
 
 def subjects(text):
@@ -82,3 +83,22 @@ def test_shapes_that_generate(helps):
         assert "gpt2-124m" in helps[f"bench {command}"] and "bert-large" not in helps[f"bench {command}"]
         message(teratron("bench", command, "--shape", "bert-large", code=2), "--shape", "bert-large does not generate", "gpt2-124m")
     assert "--json" not in helps["bench serve"]
+
+
+def test_help_of_training_fits_a_screen():
+    page = teratron("pretrain", "gpt", "--help").stdout.splitlines()
+    assert len(page) <= 60 and max(map(len, page)) <= 110 and 20 <= len([names for names, _ in rows("\n".join(page))]) <= 25
+    assert "teratron pretrain gpt --model-preset gpt2 --mock-data" in "\n".join(page) and "--help-all" in "\n".join(page)
+
+
+def test_parts_of_help():
+    def part(*words, **expected):
+        return teratron("pretrain", "gpt", "--help", *words, **expected)
+    flag = part("--lr").stdout
+    assert [names for names, _ in rows(flag)] == [["--lr"]]
+    found = [names[0] for names, _ in rows(part("warmup").stdout)]
+    assert "--lr-warmup-fraction" in found and all("warmup" in names or "warm-up" in names for names in found) or len(found) < 40
+    section = rows(part("logging").stdout)
+    assert ["--log-interval"] in [names for names, _ in section] and ["--lr"] not in [names for names, _ in section]
+    assert "Did you mean" in part("tensor-modl-parallel-size", code=2).stderr
+    assert "--help-all" in part("zzzzqqqq", code=2).stderr

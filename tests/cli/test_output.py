@@ -115,7 +115,7 @@ def test_a_reader_that_goes_away_does_not_end_the_job(tmp_path, job):
 
 
 def test_a_long_help_waits_for_its_reader():
-    process = subprocess.Popen([BINARY, "pretrain", "gpt", "--help"], stdout=subprocess.PIPE, pipesize=PIPE_BYTES)
+    process = subprocess.Popen([BINARY, "pretrain", "gpt", "--help-all"], stdout=subprocess.PIPE, pipesize=PIPE_BYTES)
     time.sleep(2.5)
     text = process.communicate(timeout=20)[0].decode()
     assert process.returncode == 0 and len(text) > 5 * PIPE_BYTES and "--yaml-cfg TEXT" in text.splitlines()[-2]

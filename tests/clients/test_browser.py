@@ -136,11 +136,11 @@ def test_options_history_and_errors(browser, server, screenshots):
     page.locator("#send").click()
     wait_until_done(page)
     assert page.locator(".turn.assistant").count() == 3
-    set_option(page, "top_p", 0.5)
     set_option(page, "top_k", 5)
+    set_option(page, "temperature", 200)
     page.locator("#send").click()
     page.wait_for_selector(".turn.error")
-    assert "exclude each other" in page.locator(".turn.error").inner_text()
+    assert "not in [0, 100]" in page.locator(".turn.error").inner_text()
     page.screenshot(path=screenshots / "error.png")
     page.reload()
     assert page.locator("[data-name=top_k]").input_value() == "5", "options are kept"

@@ -119,10 +119,10 @@ BAD = [("prompt", {}, "there is no prompt"), ("prompt", {"prompt": 5}, "prompt i
        ("max_tokens", {"max_tokens": -1}, "max_tokens: -1 is below 0"), ("max_tokens", {"max_tokens": 0}, "no new tokens are asked for"),
        ("temperature", {"temperature": "hot"}, "temperature is not a number"), ("temperature", {"temperature": -1}, "not in [0, 100]"),
        ("temperature", {"temperature": True}, "temperature is not a number"), ("top_p", {"top_p": 0}, "not in (0, 1]"), ("top_p", {"top_p": 2}, "not in (0, 1]"),
-       ("top_p", {"top_p": 0.5, "top_k": 3}, "exclude each other"), ("stop", {"stop": [1]}, "stop is not"), ("stop", {"stop": [""]}, "ends every answer"),
+       ("logit_bias", {"logit_bias": {"x": 1}}, "Write ids of tokens"), ("stop", {"stop": [1]}, "stop is not"), ("stop", {"stop": [""]}, "ends every answer"),
        ("stop", {"stop": ["x"] * 17}, "17 texts"), ("n", {"n": 0}, "below 1"), ("n", {"n": 257}, "257 sequences at once"),
        ("top_logprobs", {"logprobs": 21}, "not in [0, 20]"), ("best_of", {"best_of": 3}, "best_of is not supported"),
-       ("presence_penalty", {"presence_penalty": 0.5}, "not supported"), ("temprature", {"temprature": 1}, "Did you mean temperature?"),
+       ("presence_penalty", {"presence_penalty": 3}, "not in [-2, 2]"), ("min_p", {"min_p": 2}, "not in [0, 1]"), ("temprature", {"temprature": 1}, "Did you mean temperature?"),
        ("stream", {"stream": "yes"}, "stream is not true or false"), ("seed", {"seed": 1 << 64}, "seed is not an integer"),
        ("prompt", {"max_tokens": POSITIONS}, "maximum context length is 2048")]
 
@@ -132,6 +132,35 @@ def test_wrong_fields_are_named(server, param, fields, says):
     reply = server.completion(**({"prompt": "The", **fields} if fields else {}))
     assert reply.status == 400 and says in reply.message, reply.text
     assert reply.json["error"]["param"] == param and reply.json["error"]["type"] == "invalid_request_error"
+
+
+def test_sampling_fields_of_clients(server):
+    """What OpenAI's, LangChain's and vLLM's clients set: biases and penalties move the choice as they say."""
+    whole = {"prompt": "The cat", "max_tokens": 6, "temperature": 0}
+    plain = server.completion(**whole, logprobs=0).json["choices"][0]
+    token = server.ask("POST", "/tokenize", {"prompt": " dog"}).json["tokens"][-1]
+    forced = server.completion(**whole, logit_bias={str(token): 100}).json["choices"][0]["text"]
+    assert forced == server.ask("POST", "/detokenize", {"tokens": [token] * 6}).json["prompt"]
+    assert forced != plain["text"]
+    changing = server.completion(**whole, logit_bias={str(token): 3}, presence_penalty=2, frequency_penalty=2, repetition_penalty=50).json
+    ids = server.ask("POST", "/tokenize", {"prompt": changing["choices"][0]["text"]}).json["tokens"]
+    assert ids.count(token) < 6
+    every = {"prompt": "The cat", "max_tokens": 6, "seed": 3, "top_p": 0.9, "top_k": 20, "min_p": 0.01}
+    assert server.completion(**every).json["choices"] == server.completion(**every).json["choices"]
+    greedy = server.completion(**{**every, "min_p": 1}).json["choices"][0]["text"]
+    assert greedy == server.completion(**{**whole, "seed": 3}).json["choices"][0]["text"]
+
+
+def test_texts_and_tokens(server):
+    reply = server.ask("POST", "/tokenize", {"prompt": "The dog eats", "model": "m"}).json
+    assert reply["count"] == len(reply["tokens"]) > 0 and reply["max_model_len"] == POSITIONS
+    assert server.ask("POST", "/detokenize", {"tokens": reply["tokens"]}).json == {"prompt": "The dog eats"}
+    chat = server.ask("POST", "/tokenize", {"messages": [{"role": "user", "content": "Hi"}]}).json["tokens"]
+    assert server.ask("POST", "/detokenize", {"tokens": chat}).json["prompt"] == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    for body, says in [({}, "neither prompt nor messages"), ({"prompt": "a", "colour": 1}, "colour")]:
+        reply = server.ask("POST", "/tokenize", body)
+        assert reply.status == 400 and says in reply.message
+    assert "no token" in server.ask("POST", "/detokenize", {"tokens": [1 << 30]}).message
 
 
 def test_all_that_is_wrong_is_said_at_once(server):
@@ -156,4 +185,4 @@ def test_roles_out_of_order(run, name):
         assert server.ask("GET", "/v1/models").json["data"][0]["chat_template"] == name
         messages = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
         reply = server.ask("POST", "/v1/chat/completions", {"messages": messages})
-        assert reply.status == 400 and reply.json["error"]["param"] == "messages[1]" and "'assistant' is next" in reply.message
+        assert reply.status == 400 and reply.json["error"]["param"] == "messages" and "messages[1]" in reply.message and "'assistant' is next" in reply.message

@@ -161,7 +161,7 @@ EngineSettings settings_for(const GenerateJob& job, const std::vector<Prompt>& p
 }
 
 void write_answers(const GenerateJob& job, const Prompt& prompt, const GenerationResult& result,
-                   TextWriter& texts) {
+                   const OnText& on_text) {
   for (const GeneratedChoice& choice : result.choices) {
     const SampleText sample{.iteration = job.loaded.checkpoint.iteration,
                             .prompt = prompt.text,
@@ -169,15 +169,14 @@ void write_answers(const GenerateJob& job, const Prompt& prompt, const Generatio
     const bool finished = choice.finish_reason == "stop";
     const bool has_end =
         finished && !choice.tokens.empty() && ends_at_token(prompt.request.stop, choice.tokens.back());
-    texts.add(sample, job.args().num_samples > 0
-                          ? json_line(sample.text, choice.tokens.size() - (has_end ? 1 : 0), finished)
-                          : sample.prompt + sample.text + "\n");
+    on_text(sample, job.args().num_samples > 0
+                        ? json_line(sample.text, choice.tokens.size() - (has_end ? 1 : 0), finished)
+                        : sample.prompt + sample.text + "\n");
   }
 }
 
-// Prints answers in the order of the prompts.
-void answer_prompts(const GenerateJob& job, const std::vector<Prompt>& prompts, RankedEngine& engine) {
-  TextWriter texts(job.args());
+void answer_prompts(const GenerateJob& job, const std::vector<Prompt>& prompts, RankedEngine& engine,
+                    const OnText& on_text) {
   std::map<int64_t, size_t> prompt_of;
   std::map<size_t, GenerationResult> results;
   for (size_t i = 0; i < prompts.size(); ++i) {
@@ -195,18 +194,13 @@ void answer_prompts(const GenerateJob& job, const std::vector<Prompt>& prompts, 
     for (GenerationResult& result : engine.take_results())
       results[prompt_of.at(result.id)] = std::move(result);
     for (; results.contains(written); ++written) {
-      write_answers(job, prompts[written], results.at(written), texts);
+      write_answers(job, prompts[written], results.at(written), on_text);
       results.erase(written);
     }
   }
-  texts.finish();
-  const Arguments& args = job.args();
-  if (args.run_dir) write_report(*args.run_dir + "/metrics.jsonl", *args.run_dir + "/report.html");
 }
 
-}  // namespace
-
-void generate_texts(const GenerateJob& job) {
+std::vector<Prompt> limited_prompts(const GenerateJob& job) {
   if (job.args().logprobs && job.mesh.rank() == 0)
     notice("--logprobs has an effect on the answers of --input only");
   std::vector<Prompt> prompts = prompts_of(job);
@@ -214,8 +208,27 @@ void generate_texts(const GenerateJob& job) {
     prompt.request.logprobs = false;
     set_new_tokens(job, prompt);
   }
+  return prompts;
+}
+
+}  // namespace
+
+void generate_texts(const GenerateJob& job, const OnText& on_text) {
+  const std::vector<Prompt> prompts = limited_prompts(job);
   with_engine(job, settings_for(job, prompts),
-              [&](RankedEngine& engine) { answer_prompts(job, prompts, engine); });
+              [&](RankedEngine& engine) { answer_prompts(job, prompts, engine, on_text); });
+}
+
+void generate_texts(const GenerateJob& job) {
+  const std::vector<Prompt> prompts = limited_prompts(job);
+  with_engine(job, settings_for(job, prompts), [&](RankedEngine& engine) {
+    TextWriter texts(job.args());
+    answer_prompts(job, prompts, engine,
+                   [&](const SampleText& sample, const std::string& line) { texts.add(sample, line); });
+    texts.finish();
+    const Arguments& args = job.args();
+    if (args.run_dir) write_report(*args.run_dir + "/metrics.jsonl", *args.run_dir + "/report.html");
+  });
 }
 
 }  // namespace teratron

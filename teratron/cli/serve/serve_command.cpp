@@ -1,10 +1,13 @@
 #include <filesystem>
 #include <mutex>
 
+#include <fmt/ranges.h>
 #include <malloc.h>
+#include <nlohmann/json.hpp>
 
 #include "teratron/base/background_log.h"
 #include "teratron/base/environment.h"
+#include "teratron/base/json.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/generate/generate_job.h"
@@ -75,6 +78,33 @@ void choose_chat(const Arguments& args, const Tokenizer& tokenizer, RoutesOption
   }
 }
 
+// The sampling that generation_config.json of the model's folder recommends.
+SamplingOptions recommended_sampling(const Arguments& args) {
+  SamplingOptions sampling;
+  const std::filesystem::path file =
+      args.hf ? std::filesystem::path(*args.hf) / "generation_config.json" : std::filesystem::path();
+  if (file.empty() || !std::filesystem::exists(file)) return sampling;
+  const nlohmann::json config = read_json(file, {.kind = ExitCode::checkpoint});
+  std::vector<std::string> taken;
+  const auto take = [&](const char* name, auto& target) {
+    if (!config.is_object() || !config.value(name, nlohmann::json()).is_number()) return;
+    config.at(name).get_to(target);
+    taken.push_back(fmt::format("{} = {}", name, target));
+  };
+  take("temperature", sampling.temperature);
+  take("top_p", sampling.top_p);
+  take("top_k", sampling.top_k);
+  take("min_p", sampling.min_p);
+  take("repetition_penalty", sampling.repetition_penalty);
+  sampling.joins_filters = true;
+  for (const Problem& problem : sampling_problems(sampling))
+    warn("generation_config.json is left out: {}", problem.what);
+  if (!sampling_problems(sampling).empty()) return {};
+  if (!taken.empty())
+    notice("defaults of requests from generation_config.json: {}", fmt::format("{}", fmt::join(taken, ", ")));
+  return sampling;
+}
+
 RoutesOptions routes_options(const GenerateJob& job, const Arguments& given, const AccessOptions& access,
                              const Engine& engine) {
   RoutesOptions routes{.model = {.tokenizer = *job.tokenizer,
@@ -83,6 +113,7 @@ RoutesOptions routes_options(const GenerateJob& job, const Arguments& given, con
                                  .document_end = job.reader.document_end,
                                  .end_tokens = job.reader.defaults.stop.tokens,
                                  .max_request_tokens = given.max_tokens_to_oom.value_or(0),
+                                 .sampling = recommended_sampling(given),
                                  .lenient_errors = !given.api_strict},
                        .api_key = access.api_key,
                        .answer_timeout = std::chrono::seconds(given.answer_timeout),

@@ -1,11 +1,16 @@
 #include <algorithm>
 #include <iterator>
 
+#include <fmt/ranges.h>
+
 #include "teratron/base/config/flag_reader.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
+#include "teratron/cli/help_view.h"
 #include "teratron/cli/run_job.h"
+#include "teratron/cli/train/finetune_defaults.h"
 #include "teratron/cli/training_arguments.h"
+#include "teratron/comm/launch_env.h"
 #include "teratron/tasks/training_texts.h"
 #include "teratron/train/classification/classification.h"
 #include "teratron/train/loop/pretrain.h"
@@ -13,19 +18,6 @@
 namespace teratron {
 
 namespace {
-
-void print_usage() {
-  print_line(
-      "usage: teratron finetune gpt FLAGS...\n"
-      "       teratron finetune bert|gpt --task classification|regression --train-data FILE\n"
-      "                --valid-data FILE FLAGS...\n"
-      "\n"
-      "The first trains on conversations, with the loss of the assistant's turns, as\n"
-      "`teratron pretrain gpt --finetune --sft FLAGS...` does. The second trains a head, and the model\n"
-      "below it, on labelled texts.\n"
-      "`teratron finetune gpt --help` and `teratron finetune bert --task classification --help` list\n"
-      "the flags.");
-}
 
 // --task of the flags or of the configuration file; what is wrong with them is reported later.
 std::optional<std::string> task_of(std::span<const std::string> args, const JobModel& model) {
@@ -38,7 +30,8 @@ std::optional<std::string> task_of(std::span<const std::string> args, const JobM
 // Without the words for help, which keep other flags from being read.
 std::vector<std::string> finetuning_flags(std::span<const std::string> args) {
   std::vector<std::string> flags = {"--finetune"};
-  std::ranges::remove_copy_if(args, std::back_inserter(flags), is_help);
+  std::ranges::remove_copy_if(args, std::back_inserter(flags),
+                              [](const std::string& arg) { return is_help(arg) || arg == "--help-all"; });
   return flags;
 }
 
@@ -48,36 +41,57 @@ int run_finetuning(std::span<const std::string> args, const JobModel& model) {
   });
 }
 
+void check_learns_conversations(const Family& family) {
+  if (family.learns_conversations) return;
+  throw config_error({.what = fmt::format("{} does not learn conversations", family.name),
+                      .where = "finetune",
+                      .fix = "Use `teratron finetune gpt FLAGS...`, or --task classification or regression"});
+}
+
+// The family, and what the user left open, from the folder of --hf.
+int finetune_hf(std::span<const std::string> args, const Registry& registry) {
+  const Family& family = find_family(family_of_hf_flag(args), registry.families);
+  check_learns_conversations(family);
+  const JobModel model{family, registry};
+  std::vector<std::string> flags = {"--finetune", "--sft"};
+  flags.insert(flags.end(), args.begin(), args.end());
+  const std::vector<std::string> defaults = finetune_defaults(flags, model);
+  flags.insert(flags.begin(), defaults.begin(), defaults.end());
+  if (read_launch_env(process_environment).rank == 0)
+    print_line(fmt::format("defaults of finetune: {}", fmt::join(defaults, " ")));
+  return run_finetuning(flags, model);
+}
+
 }  // namespace
 
 int finetune_command(std::span<const std::string> args, const Registry& registry) {
   if (!args.empty() && is_help(args[0])) {
-    print_usage();
+    print_line(finetune_page());
+    return 0;
+  }
+  if (!args.empty() && args[0].starts_with("-")) {
+    if (!asks_for_help(args)) return finetune_hf(args, registry);
+    print_line(finetune_page());
     return 0;
   }
   const Family& family = find_family(args.empty() ? "" : args[0], registry.families);
   const std::string command = fmt::format("finetune {}", family.name);
   std::vector<std::string> flags = finetuning_flags(args.subspan(1));
-  const bool help = std::ranges::any_of(args, is_help);
+  const bool help = asks_for_help(args);
   const auto run_or_help = [&](const JobModel& model) {
     if (!help) return run_finetuning(flags, model);
-    print_line(training_help(command, model));
+    print_line(training_help_view(command, model, args.subspan(1)));
     return 0;
   };
   if (const std::optional<std::string> task = task_of(flags, {family, registry})) {
     const ClassificationJob job = classification_job(family, *task);
     return run_or_help({job.family, job.registry});
   }
-  if (!family.learns_conversations) {
-    if (help) {
-      print_usage();
-      return 0;
-    }
-    throw config_error(
-        {.what = fmt::format("{} does not learn conversations", family.name),
-         .where = "finetune",
-         .fix = "Use `teratron finetune gpt FLAGS...`, or --task classification or regression"});
+  if (help && !family.learns_conversations) {
+    print_line(finetune_page());
+    return 0;
   }
+  check_learns_conversations(family);
   flags.emplace_back("--sft");
   return run_or_help({family, registry});
 }

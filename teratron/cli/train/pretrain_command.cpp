@@ -1,8 +1,10 @@
 #include "teratron/base/config/flag_reader.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
+#include "teratron/cli/help_view.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/cli/train/run_clm.h"
+#include "teratron/cli/training_arguments.h"
 #include "teratron/tasks/training_texts.h"
 #include "teratron/train/loop/pretrain.h"
 
@@ -26,6 +28,11 @@ int pretrain_command(std::span<const std::string> args, const Registry& registry
     return 0;
   }
   const Family& family = find_family(args.empty() ? "" : args[0], registry.families);
+  if (asks_for_help(args)) {
+    print_line(
+        training_help_view(fmt::format("pretrain {}", family.name), {family, registry}, args.subspan(1)));
+    return 0;
+  }
   const std::vector<std::string> flags = run_clm_as_ours(args.subspan(1), {family, registry});
   return run_job(flags, {family, registry},
                  [&](const ParsedArguments& parsed, World& world, const StopSignals& signals) {

@@ -16,7 +16,7 @@ std::vector<Problem> sampling_problems(const SamplingOptions& options) {
         "Use 0 for all tokens");
   check(options.top_p >= 0.0 && options.top_p <= 1.0,
         fmt::format("top_p = {} is not in [0, 1]", options.top_p), "--top-p", "Use 0 for all tokens");
-  check(options.top_k <= 0 || options.top_p <= 0.0,
+  check(options.joins_filters || options.top_k <= 0 || options.top_p <= 0.0,
         fmt::format("--top-k {} and --top-p {} exclude each other", options.top_k, options.top_p), "--top-p",
         "Set only one of them");
   check(options.top_p_decay >= 0.0 && options.top_p_decay <= 1.0,
@@ -27,6 +27,15 @@ std::vector<Problem> sampling_problems(const SamplingOptions& options) {
         "--top-p-bound", "Use less than top_p, or 0 for none");
   check(options.top_p_decay == 0.0 || options.top_p > 0.0, "top_p_decay is set without top_p",
         "--top-p-decay", "Set --top-p too");
+  check(options.min_p >= 0.0 && options.min_p <= 1.0,
+        fmt::format("min_p = {} is not in [0, 1]", options.min_p), "min_p", "Use 0 for all tokens");
+  for (const auto& [name, value] : {std::pair{"presence_penalty", options.presence_penalty},
+                                    std::pair{"frequency_penalty", options.frequency_penalty}})
+    check(value >= -2.0 && value <= 2.0, fmt::format("{} = {} is not in [-2, 2]", name, value), name,
+          "Use 0 for none");
+  check(options.repetition_penalty > 0.0 && options.repetition_penalty <= 100.0,
+        fmt::format("repetition_penalty = {} is not in (0, 100]", options.repetition_penalty),
+        "repetition_penalty", "Use 1 for none, or more");
   return problems;
 }
 

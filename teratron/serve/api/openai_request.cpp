@@ -4,6 +4,8 @@
 
 #include "teratron/generate/json/request_fields.h"
 #include "teratron/serve/api/api_error.h"
+#include "teratron/serve/api/chat_messages.h"
+#include "teratron/serve/api/openai_sampling.h"
 
 namespace teratron {
 
@@ -12,38 +14,6 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t most_stops = 16;
-
-// OpenAI's and vLLM's values for "off" are the engine's zeros. Returns whether a seed is named.
-bool read_openai_sampling(RequestFields& fields, GenerationRequest& request) {
-  SamplingOptions& sampling = request.sampling;
-  sampling.seed = random_seed();
-  sampling.top_p = 1.0;
-  fields.real("temperature", sampling.temperature);
-  fields.integer("top_k", [&](int64_t v) { sampling.top_k = v; });
-  fields.real("top_p", sampling.top_p);
-  bool has_seed = false;
-  fields.integer("seed", [&](int64_t v) {
-    has_seed = v != -1;  // vLLM's for a random one
-    if (has_seed) sampling.seed = static_cast<uint64_t>(v);
-  });
-  if (sampling.top_k < -1)
-    fields.problem("top_k", fmt::format("top_k = {} is below -1", sampling.top_k), "Use -1 for all tokens");
-  if (sampling.top_p <= 0.0 || sampling.top_p > 1.0)
-    fields.problem("top_p", fmt::format("top_p = {} is not in (0, 1]", sampling.top_p),
-                   "Use 1 for all tokens");
-  if (sampling.temperature < 0.0 || sampling.temperature > 100.0) {
-    fields.problem("temperature", fmt::format("temperature = {} is not in [0, 100]", sampling.temperature),
-                   "Use 1, less for more probable texts");
-  }
-  sampling.top_k = std::max<int64_t>(sampling.top_k, 0);
-  if (sampling.top_p == 1.0) sampling.top_p = 0.0;
-  if (sampling.temperature == 0.0) {
-    sampling.temperature = 1.0;
-    sampling.top_k = 1;
-  }
-  if (sampling.top_k == 1) sampling.top_p = 0.0;  // the most probable token always stays
-  return has_seed;
-}
 
 void read_openai_stops(RequestFields& fields, const ServedModel& model, OpenAiRequest& all,
                        GenerationRequest& request) {
@@ -89,15 +59,10 @@ void refuse(RequestFields& fields, const std::vector<Unsupported>& list) {
 
 // OpenAI's and vLLM's.
 void refuse_unsupported(RequestFields& fields) {
-  const json text_format = {{"type", "text"}}, no_list = json::array(), nothing = json::object();
-  refuse(fields, {{"presence_penalty", {0}},
-                  {"frequency_penalty", {0}},
-                  {"logit_bias", {nothing}},
-                  {"response_format", {text_format}},
+  const json text_format = {{"type", "text"}}, no_list = json::array();
+  refuse(fields, {{"response_format", {text_format}},
                   {"service_tier", {"auto", "default"}},
-                  {"repetition_penalty", {1}},
                   {"length_penalty", {1}},
-                  {"min_p", {0}},
                   {"min_tokens", {0}},
                   {"use_beam_search", {false}},
                   {"include_stop_str_in_output", {false}},
@@ -132,7 +97,7 @@ bool read_common(RequestFields& fields, const ServedModel& model, OpenAiRequest&
         fmt::format("the model '{}' does not exist; this server has '{}'", printable(name, 80), model.name),
         {.param = "model", .code = "model_not_found"});
   });
-  const bool has_seed = read_openai_sampling(fields, request);
+  const bool has_seed = read_openai_sampling(fields, model, request);
   read_openai_stops(fields, model, all, request);
   fields.flag("skip_special_tokens", request.skip_special_tokens);
   fields.integer("n", [&](int64_t v) { request.choices = v; });
@@ -255,68 +220,6 @@ OpenAiRequest parse_completion(const json& body, const ServedModel& model) {
 
 namespace {
 
-// A text, or parts of type "text".
-std::optional<std::string> content_text(const json& content) {
-  if (content.is_string()) return content.get<std::string>();
-  if (!content.is_array()) return std::nullopt;
-  std::string text;
-  for (const json& part : content) {
-    const bool is_text = part.is_object() && part.contains("type") && part["type"] == "text" &&
-                         part.contains("text") && part["text"].is_string();
-    if (!is_text) return std::nullopt;
-    text += part["text"].get_ref<const std::string&>();
-  }
-  return text;
-}
-
-// Clients send an answer back with all its fields.
-bool is_empty(const json& value) {
-  return value.empty() || value == "";
-}
-
-ChatMessage read_message(RequestFields& fields, const json& value, size_t index) {
-  const std::string where = fmt::format("messages[{}]", index);
-  ChatMessage message;
-  if (!value.is_object()) {
-    fields.problem(where, where + " is not an object", R"(Write {"role": "user", "content": "..."})");
-    return message;
-  }
-  std::optional<std::string> text;
-  for (const auto& [name, field] : value.items()) {
-    if (name == "role" && field.is_string()) {
-      message.role = field;
-    } else if (name == "content") {
-      text = content_text(field);
-    } else if (name != "role" && name != "name" && !is_empty(field)) {
-      fields.problem(where, fmt::format("unknown field '{}' in {}", printable(name, 60), where),
-                     "Use role and content");
-    }
-    if (fields.is_full()) break;
-  }
-  const bool says_nothing =
-      message.role == "assistant" && (!value.contains("content") || value["content"].is_null());
-  if (!value.contains("role") || !value["role"].is_string())
-    fields.problem(where, where + ".role is not a text", "Use system, user or assistant");
-  if (!text && !says_nothing)
-    fields.problem(where, where + ".content is neither a text nor a list of parts of type text",
-                   "Use a text");
-  message.content = std::move(text).value_or("");
-  return message;
-}
-
-std::vector<ChatMessage> read_messages(RequestFields& fields) {
-  std::vector<ChatMessage> messages;
-  if (!fields.has("messages"))
-    fields.problem("messages", "there are no messages", R"(Add [{"role": "user", "content": "..."}])");
-  fields.read<json>(
-      "messages", "a list of messages", [](const json& v) { return v.is_array() && !v.empty(); },
-      [&](const json& v) {
-        for (size_t i = 0; i < v.size() && !fields.is_full(); ++i)
-          messages.push_back(read_message(fields, v[i], i));
-      });
-  return messages;
-}
-
 void read_chat_logprobs(RequestFields& fields, OpenAiRequest& all, GenerationRequest& request) {
   fields.flag("logprobs", all.logprobs);
   fields.integer("top_logprobs", [&](int64_t v) { request.top_logprobs = v; });
@@ -326,7 +229,7 @@ void read_chat_logprobs(RequestFields& fields, OpenAiRequest& all, GenerationReq
 }
 
 void refuse_chat_fields(RequestFields& fields) {
-  const json no_list = json::array(), nothing = json::object(), only_text = json::array({"text"});
+  const json no_list = json::array(), only_text = json::array({"text"});
   refuse(fields, {{"tools", {no_list}},
                   {"tool_choice", {"none", "auto"}},
                   {"functions", {no_list}},
@@ -343,10 +246,18 @@ void refuse_chat_fields(RequestFields& fields) {
                   {"add_special_tokens", {false}},
                   {"documents", {no_list}},
                   {"chat_template"},
-                  {"chat_template_kwargs", {nothing}},
-                  {"mm_processor_kwargs", {nothing}}});
+                  {"mm_processor_kwargs", {json::object()}}});
   fields.ignore_flag("parallel_tool_calls");
   fields.ignore_flag("include_reasoning");
+}
+
+// What the template refuses concerns the messages.
+std::vector<int32_t> encoded(const Chat& conversation, const Tokenizer& tokenizer, const ChatTemplate& chat) {
+  try {
+    return chat.encode(conversation, tokenizer);
+  } catch (const UserError& error) {
+    throw ApiError(400, to_string(error.problems().front()), {.param = "messages"});
+  }
 }
 
 }  // namespace
@@ -365,9 +276,12 @@ OpenAiRequest parse_chat(const json& body, const ServedModel& model, const ChatT
     }
     read_chat_logprobs(fields, all, common);
     refuse_chat_fields(fields);
-    const std::vector<ChatMessage> messages = read_messages(fields);
+    Chat conversation{.messages = read_messages(fields)};
+    fields.read<json>(
+        "chat_template_kwargs", "an object", [](const json& v) { return v.is_object(); },
+        [&](const json& v) { conversation.variables = v; });
     fields.finish();
-    common.prompt = chat.encode(messages, model.tokenizer);
+    common.prompt = encoded(conversation, model.tokenizer, chat);
   } catch (const UserError& error) {
     throw api_error(error);
   }

@@ -1,10 +1,10 @@
-// POST /v1/completions and POST /v1/chat/completions: OpenAI's fields, and vLLM's top_k, ignore_eos,
-// stop_token_ids and skip_special_tokens.
+// POST /v1/completions and POST /v1/chat/completions: OpenAI's fields, and some of vLLM's.
 //
-// Where they differ from OpenAI's: `seed` makes a text depend on nothing else; top_p and top_k exclude each
-// other. What is not supported, such as penalties, tools and response formats, is refused unless its value
-// changes nothing, which clients send unasked. Unknown fields are errors. null is as if the field were
-// absent.
+// Sampling: temperature, top_p after top_k, min_p, presence_penalty, frequency_penalty, repetition_penalty
+// and logit_bias; log probabilities are those without them. Where they differ from OpenAI's: `seed` makes a
+// text depend on nothing else. What is not supported, such as tools and response formats, is refused unless
+// its value changes nothing, which clients send unasked. Unknown fields are errors. null is as if the field
+// were absent.
 #pragma once
 
 #include <string>

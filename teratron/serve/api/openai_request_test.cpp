@@ -97,11 +97,9 @@ TEST(OpenAiRequest, NullIsAsIfTheFieldWereAbsent) {
 
 TEST(OpenAiRequest, RefusesWhatIsNotSupported) {
   const Served served;
-  for (const char* text : {R"({"min_p": 0.1})",
-                           R"({"repetition_penalty": 1.1})",
-                           R"({"presence_penalty": 0.5})",
-                           R"({"frequency_penalty": -1})",
-                           R"({"logit_bias": {"5": 1}})",
+  for (const char* text : {R"({"logit_bias": {"x": 1}})",
+                           R"({"logit_bias": {"5": 101}})",
+                           R"({"logit_bias": {"100": 1}})",
                            R"({"response_format": {"type": "json_object"}})",
                            R"({"service_tier": "flex"})",
                            R"({"min_tokens": 3})",

@@ -19,6 +19,7 @@ struct ServedModel {
   std::vector<int32_t> end_tokens = {};  // any of them ends an answer
   int64_t max_request_tokens = 0;        // of prompts and answers together; 0: no limit
   size_t max_prompts = 2048;             // of a request
+  SamplingOptions sampling = {};         // defaults of OpenAI's requests, of generation_config.json
   bool lenient_errors = true;            // status 200 for the errors of /api, as Megatron-LM
 };
 

@@ -1,0 +1,98 @@
+#include <iostream>
+
+#include "teratron/base/config/command_line.h"
+#include "teratron/base/log.h"
+#include "teratron/base/strings.h"
+#include "teratron/base/text_lines.h"
+#include "teratron/cli/commands.h"
+#include "teratron/cli/generate/chat_session.h"
+#include "teratron/cli/generate/generate_terminal.h"
+#include "teratron/cli/generate/line_editor.h"
+#include "teratron/cli/inference_program.h"
+#include "teratron/cli/run_job.h"
+#include "teratron/hf/architecture.h"
+
+namespace teratron {
+
+namespace {
+
+struct ChatFlags {
+  Arguments settings = {};  // chat_template alone
+  std::string system;
+};
+
+constexpr const char* footer = R"(
+Other flags are those of `teratron generate`, such as:
+  --load DIR --hf DIR --lora DIR   the model
+  --temperature X --top-k N --top-p X --greedy --seed N
+  --max-new-tokens N               most tokens of an answer [what is left of the model's positions]
+  --device auto|cpu|cuda --bf16
+
+  teratron chat --hf Qwen2.5-0.5B-Instruct --temperature 0.7 --top-p 0.8
+
+Ctrl-C ends an answer, Ctrl-D the program; /new begins another conversation. Without a terminal
+each line of standard input is a message.)";
+
+ChatTemplate template_of(const GenerateJob& job, const ChatFlags& flags) {
+  const auto chat =
+      choose_chat_template(flags.settings.chat_template, job.args().tokenizer_model.value_or(""));
+  if (chat) return chat->with_marks(marks_of(*job.tokenizer));
+  throw config_error(
+      {.what = "the model has no chat template",
+       .where = "--chat-template",
+       .fix = "Give a file with one, or a name such as chatml; `teratron generate` continues texts"});
+}
+
+ChatTerminal by_lines(RankedEngine& engine) {
+  return {.read = [&engine]() -> std::optional<std::string> {
+            engine.keep_alive();
+            std::string line;
+            if (!next_line(std::cin, line, "standard input")) return std::nullopt;
+            return line;
+          },
+          .write = [](const std::string& text) { std::cout << text << std::flush; }};
+}
+
+ChatTerminal by_editor(RankedEngine& engine, LineEditor& editor) {
+  return {.read = [&] { return editor.read("> ", [&] { engine.keep_alive(); }); },
+          .write = [&](const std::string& text) { editor.write(terminal_text(text)); },
+          .interrupted = [&] { return editor.interrupted(); }};
+}
+
+void run_rank(const ParsedArguments& parsed, const ChatFlags& flags, const Mesh& mesh) {
+  const std::unique_ptr<JobTerminal> terminal =
+      mesh.rank() == 0 ? JobTerminal::open(mesh.world_size()) : nullptr;
+  const GenerateJob job = load_generate_job(parsed, mesh, true);
+  const ChatTemplate chat = template_of(job, flags);
+  EngineSettings settings = engine_settings(job);
+  settings.max_rows = 1;
+  with_engine(job, settings, [&](RankedEngine& engine) {
+    if (!terminal) return run_chat_session(job, chat, flags.system, engine, by_lines(engine));
+    LineEditor editor(terminal->in(), terminal->out());
+    editor.write("Ctrl-C ends an answer, Ctrl-D the program; /new begins another conversation.\n");
+    run_chat_session(job, chat, flags.system, engine, by_editor(engine, editor));
+  });
+}
+
+}  // namespace
+
+int chat_program(std::span<const std::string> args) {
+  ChatFlags flags;
+  const auto others = read_command(
+      {.name = "teratron chat",
+       .usage = "(--hf DIR | --load RUN) [FLAGS]",
+       .summary = "Chat with a trained model in the terminal.",
+       .fields = {bound_setting("chat_template", &flags.settings),
+                  bound_field("system_message", &flags.system, "First message of a conversation")},
+       .others = OtherArguments::collected,
+       .footer = footer},
+      args);
+  if (!others) return 0;
+  const ParsedArguments parsed =
+      parse_arguments(inference_program("generate"), *others, {.architecture = architecture_settings});
+  start_inference(parsed);
+  run_model_parallel(parsed, [&](const Mesh& mesh) { run_rank(parsed, flags, mesh); });
+  return 0;
+}
+
+}  // namespace teratron

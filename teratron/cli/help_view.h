@@ -1,0 +1,25 @@
+// Long --help texts in parts: the flags that matter, a section, a flag, what a word finds.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace teratron {
+
+/// Whether the arguments ask for help: -h, --help or --help-all.
+bool asks_for_help(std::span<const std::string> args);
+
+struct HelpPage {
+  std::string command;                  // "teratron pretrain gpt"
+  std::string full;                     // of help_text(): a usage, then sections of flags
+  std::vector<std::string> main_flags;  // of the short page, those that are in `full`
+  std::string example;
+};
+
+/// The part that the arguments ask for: --help, --help-all, --help SECTION, --help --flag or --help WORD.
+/// UserError(config) with near names where nothing is found.
+std::string help_view(const HelpPage& page, std::span<const std::string> args);
+
+}  // namespace teratron
