@@ -42,6 +42,8 @@ struct Background {
 // stdout and stderr belong to the process. Never deleted: threads may print while it exits.
 std::atomic<Background*> background{nullptr};  // lint: allow(global-state): see above
 
+thread_local int silent = 0;  // lint: allow(global-state): SilentPrint objects of this thread
+
 bool same_file(int one, int other) {
   struct stat first{}, second{};
   return fstat(one, &first) == 0 && fstat(other, &second) == 0 && first.st_dev == second.st_dev &&
@@ -102,7 +104,16 @@ void flush_log() {
   queues->messages->flush(kPatience);
 }
 
+SilentPrint::SilentPrint() {
+  ++silent;
+}
+
+SilentPrint::~SilentPrint() {
+  --silent;
+}
+
 void print_line(std::string_view line) {
+  if (silent > 0) return;
   write_line(stdout, "", line);
 }
 

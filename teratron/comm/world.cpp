@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <thread>
+#include <utility>
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -49,6 +50,17 @@ void divide_cores(const LaunchEnv& env) {
   at::set_num_threads(static_cast<int>(share_of_cores(env, std::thread::hardware_concurrency())));
 }
 
+std::shared_ptr<ProcessBackend> connect(const LaunchEnv& env, Backend backend, const WorldOptions& options) {
+  auto transport = uses_mpi(env, backend) ? connect_mpi() : connect_by_sockets(env, options.timeout);
+  return std::make_shared<ProcessBackend>(std::move(transport), options.timeout);
+}
+
+std::unique_ptr<World> world_of(const std::shared_ptr<ProcessBackend>& ranks, Backend backend,
+                                const WorldOptions& options) {
+  if (backend != Backend::nccl) return process_world(ranks);
+  return nccl_world(ranks, {.gpu = *options.gpu, .on_hang = options.on_hang});
+}
+
 }  // namespace
 
 Backend choose_backend(const LaunchEnv& env, const WorldOptions& options) {
@@ -76,15 +88,41 @@ void run_world(const LaunchEnv& env, const WorldOptions& options, const std::fun
   const std::chrono::milliseconds timeout = options.timeout_after_start.value_or(options.timeout);
   if (backend == Backend::threads) return run_ranks(env.size, body, {.timeout = timeout});
   if (!options.gpu) divide_cores(env);
-  auto transport = uses_mpi(env, backend) ? connect_mpi() : connect_by_sockets(env, options.timeout);
-  const auto ranks = std::make_shared<ProcessBackend>(std::move(transport), options.timeout);
+  const auto ranks = connect(env, backend, options);
   run_as_process(*ranks, [&] {
-    const std::unique_ptr<World> world =
-        backend == Backend::nccl ? nccl_world(ranks, {.gpu = *options.gpu, .on_hang = options.on_hang})
-                                 : process_world(ranks);
+    const std::unique_ptr<World> world = world_of(ranks, backend, options);
     ranks->set_timeout(timeout);
     body(*world);
   });
+}
+
+JoinedWorld::JoinedWorld(const LaunchEnv& env, const WorldOptions& options) {
+  const Backend backend = choose_backend(env, options);
+  if (env.size == 1) {
+    world_ = std::make_unique<SingleWorld>();
+    return;
+  }
+  if (backend == Backend::threads) {
+    throw config_error({.what = "the ranks of backend threads are those of one function",
+                        .where = "TERATRON_BACKEND",
+                        .fix = "Leave it out, or run the function with run_ranks()"});
+  }
+  if (!options.gpu) divide_cores(env);
+  ranks_ = connect(env, backend, options);
+  world_ = world_of(ranks_, backend, options);
+  ranks_->set_timeout(options.timeout_after_start.value_or(options.timeout));
+}
+
+JoinedWorld::~JoinedWorld() {
+  finish();
+}
+
+void JoinedWorld::finish() {
+  if (ranks_ && !std::exchange(ended_, true)) ranks_->finish();
+}
+
+void JoinedWorld::fail(const std::string& reason, ExitCode code) {
+  if (ranks_ && !std::exchange(ended_, true)) ranks_->fail(reason, code);
 }
 
 }  // namespace teratron

@@ -74,7 +74,7 @@ Trainer::Trainer(const Arguments& args, const Mesh& mesh, const JobModel& model)
       tokenizer_(build_tokenizer(tokenizer_options(args))),
       family_(model.family),
       own_run_(require_own_run({args, family_, *tokenizer_}, *mesh_.world().communicator)),
-      args_(with_epochs({args, *tokenizer_, mesh_}, family_, epoch_)),
+      args_(with_log_lines(with_epochs({args, *tokenizer_, mesh_}, family_, epoch_))),
       decoupled_(decoupled_group(args_)),
       step_(make_step(model.registry, {args_, *tokenizer_, mesh_})),
       finetuning_(model.family.finetunes),
@@ -160,25 +160,39 @@ bool Trainer::load() {
   const Start start = load_start(*checkpointed_, finetuning_, own_run_);
   resumed_folder_ = start.folder;
   if (!start.resumed) return start.has_weights;
-  state_.load(start.resumed->state, schedule_rule(args_));
+  resume(*start.resumed);
+  if (own_run_) saver_->note_resumed();
+  print_resume_notices(*checkpointed_, *start.resumed);
+  return true;
+}
+
+void Trainer::resume(const CheckpointInfo& checkpoint) {
+  state_.load(checkpoint.state, schedule_rule(args_));
   engine_->set_param_group_rules(state_.param_groups.rules);
   loaded_iteration_ = state_.iteration;
   train_iters_ = planned_iters();
   size_data();
   if (args_.no_load_optim) state_.optimizer_steps = 0;
   engine_->optimizer().set_steps(state_.optimizer_steps);
-  if (own_run_) saver_->note_resumed();
-  print_resume_notices(*checkpointed_, *start.resumed);
-  return true;
 }
 
 std::unique_ptr<BatchSource> Trainer::open(Split split) const {
   if (split == Split::train && args_.step_batch_size_schedule)
     batches_.require_divisible(state_.consumed_train_samples);
-  const int64_t consumed = split == Split::train   ? state_.consumed_train_samples
-                           : split == Split::valid ? state_.consumed_valid_samples
-                                                   : 0;
-  return data_->open(split, consumed);
+  return data_->open(split, consumed_samples(split));
+}
+
+int64_t Trainer::consumed_samples(Split split) const {
+  if (split == Split::train) return state_.consumed_train_samples;
+  return split == Split::valid ? state_.consumed_valid_samples : 0;
+}
+
+std::unique_ptr<BatchSource> Trainer::open(Split split, BatchReader reader) const {
+  return data_->open(split, consumed_samples(split), std::move(reader));
+}
+
+BatchReader Trainer::read(Split split) const {
+  return data_->read(split, consumed_samples(split));
 }
 
 StepMetrics Trainer::next_step_metrics(const BatchSize& batch) const {

@@ -38,6 +38,8 @@ class Trainer {
   /// Goes on with the run in --save, or resumes from --load, or starts from the weights of --hf or
   /// --pretrained-checkpoint (checkpoint/start.h). False: random weights.
   bool load();
+  /// Goes on from the counters of a checkpoint whose tensors load_model() has read.
+  void resume(const CheckpointInfo& checkpoint);
   /// The folder of the checkpoint that was resumed; "": none was.
   const std::string& resumed_folder() const { return resumed_folder_; }
   /// Saves to --save (checkpoint/checkpoint_saver.h). Under --async-save train_step() advances the save.
@@ -77,6 +79,10 @@ class Trainer {
   // ---- Steps ----
   /// Micro-batches of this data-parallel rank; train and valid continue after the samples consumed so far.
   std::unique_ptr<BatchSource> open(Split split) const;
+  /// Micro-batches of samples that the program reads (BatchSource).
+  std::unique_ptr<BatchSource> open(Split split, BatchReader reader) const;
+  /// What open() reads on this rank (TrainData::read()).
+  BatchReader read(Split split) const;
   /// One step over global_batch_size() samples; advances the counters. A step in --iterations-to-skip only
   /// consumes its samples: its metrics are marked as skipped and have no losses.
   StepResult train_step(BatchSource& source);
@@ -116,6 +122,8 @@ class Trainer {
 
  private:
   int64_t planned_iters() const;
+  /// By the counters; the test split is always read from its start.
+  int64_t consumed_samples(Split split) const;
   std::shared_ptr<const NodeFolders> find_folders() const;
   /// Builds the data for what `state_` has consumed and what is left, unless they have these sizes.
   void size_data();

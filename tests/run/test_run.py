@@ -22,12 +22,12 @@ def run(*command, **environment):
 
 def test_help_names_every_command():
     text = run(ROOT / "run", "help").stdout
-    for command in "demo test build teratron package tidy format clean".split():
+    for command in "demo test build teratron package wheel tidy format clean".split():
         assert f"\n  {command} " in text
 
 
 @pytest.mark.parametrize("arguments", [["dmeo"], ["build", "--preset", "fast"], ["demo", "--frehs"], ["test", "--all"],
-                                       ["package", "--small"], ["build", "--bar"], ["clean", "all"], ["format", "x"],
+                                       ["package", "--small"], ["wheel", "--small"], ["demo", "--all-archs"], ["build", "--bar"], ["clean", "all"], ["format", "x"],
                                        ["test", "--preset"]])
 def test_what_it_does_not_know_is_an_error(arguments):
     result = run(ROOT / "run", *arguments)

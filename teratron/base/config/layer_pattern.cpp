@@ -91,19 +91,37 @@ class ListParser {
 
 }  // namespace
 
+namespace {
+
+// The whole text as a number.
+std::optional<int64_t> number_in(std::string_view text) {
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
+}
+
+}  // namespace
+
 std::optional<std::vector<int64_t>> parse_layer_pattern(std::string_view text, int64_t layers) {
-  int64_t step = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), step);
-  if (error == std::errc() && end == text.data() + text.size()) {
-    if (step < 1) return std::nullopt;
+  if (const auto step = number_in(text)) {
+    if (*step < 1) return std::nullopt;
     List list(static_cast<size_t>(layers), 0);
-    for (int64_t layer = 0; layer < layers; layer += step) list[static_cast<size_t>(layer)] = 1;
+    for (int64_t layer = 0; layer < layers; layer += *step) list[static_cast<size_t>(layer)] = 1;
     return list;
   }
   std::optional<List> list = ListParser(text, layers).parse();
   const bool valid = list && static_cast<int64_t>(list->size()) == layers &&
                      std::all_of(list->begin(), list->end(), [](int64_t x) { return x == 0 || x == 1; });
   return valid ? list : std::nullopt;
+}
+
+std::optional<std::vector<int64_t>> parse_all_but_every(std::string_view text, int64_t layers) {
+  const auto step = number_in(text);
+  if (!step) return parse_layer_pattern(text, layers);
+  if (*step < 1) return std::nullopt;
+  List list(static_cast<size_t>(layers), 1);
+  for (int64_t layer = *step - 1; layer < layers; layer += *step) list[static_cast<size_t>(layer)] = 0;
+  return list;
 }
 
 std::string to_layer_pattern(const std::vector<int64_t>& layers) {

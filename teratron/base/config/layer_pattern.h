@@ -12,6 +12,8 @@ namespace teratron {
 
 /// 0 or 1 per layer; nullopt if `text` is neither a number above 0 nor a list of `layers` zeros and ones.
 std::optional<std::vector<int64_t>> parse_layer_pattern(std::string_view text, int64_t layers);
+/// "4" is all but every fourth, or a list as above.
+std::optional<std::vector<int64_t>> parse_all_but_every(std::string_view text, int64_t layers);
 /// The one spelling of a pattern in settings: "1" for all layers, else a list.
 std::string to_layer_pattern(const std::vector<int64_t>& layers);
 

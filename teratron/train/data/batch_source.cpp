@@ -55,6 +55,10 @@ void broadcast_numbers(std::vector<T>& numbers, const Group& group) {
   for (const std::string& number : split(all)) numbers.push_back(static_cast<T>(std::stoll(number)));
 }
 
+BatchReader reader_of(std::shared_ptr<DataLoader> loader) {
+  return [loader = std::move(loader)] { return loader->next(); };
+}
+
 at::Tensor to_device(const at::Tensor& host, at::Device device) {
   return device.is_cpu() ? host : host.pin_memory().to(device, /*non_blocking=*/true);
 }
@@ -79,17 +83,26 @@ bool uses_data(const BatchSchema& schema, const Mesh& mesh) {
   return std::any_of(columns.begin(), columns.end(), [](const Column& column) { return column.is_read(); });
 }
 
+bool reads_data(const BatchSchema& schema, const Mesh& mesh) {
+  return mesh.group(Axis::tp).rank == 0 && uses_data(schema, mesh);
+}
+
 BatchSource::BatchSource(std::shared_ptr<const Dataset> dataset, const Options& options, const Mesh& mesh)
+    : BatchSource(reads_data(options.schema, mesh) ? reader_of(std::make_shared<DataLoader>(
+                                                         std::move(dataset), options.schema, options.loader))
+                                                   : BatchReader(),
+                  options, mesh) {}
+
+BatchSource::BatchSource(BatchReader reader, const Options& options, const Mesh& mesh)
     : options_(options), tensor_parallel_(mesh.group(Axis::tp)), context_parallel_(mesh.group(Axis::cp)) {
-  if (uses_data(options.schema, mesh) && tensor_parallel_.rank == 0)
-    loader_ = std::make_unique<DataLoader>(std::move(dataset), options.schema, options.loader);
+  if (reads_data(options.schema, mesh)) reader_ = std::move(reader);
   options_.schema = columns_of_stage(options.schema, mesh);
   const BatchSamplerOptions& sampler = options.loader.sampler;
   next_sample_ = sampler.consumed_samples + sampler.dp_rank * sampler.micro_batch_size;
 }
 
 Batch BatchSource::read() {
-  std::optional<Batch> batch = loader_->next();
+  std::optional<Batch> batch = reader_();
   if (!batch) {
     throw data_error({.what = fmt::format("the {} split ends after sample {}", options_.split, next_sample_),
                       .where = "--data-path",
@@ -179,7 +192,7 @@ at::Tensor BatchSource::index_SB(const Column& column, int64_t samples) {
 MicroBatch BatchSource::next(Padding padding) {
   const BatchSamplerOptions& sampler = options_.loader.sampler;
   std::optional<Batch> batch;
-  if (loader_) batch = read();
+  if (reader_) batch = read();
   const int64_t samples = batch ? batch->samples() : sampler.micro_batch_size;
   cut(batch ? &*batch : nullptr, samples);
   MicroBatch micro{.context_parallel = context_};

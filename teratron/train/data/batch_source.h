@@ -3,6 +3,7 @@
 // Context-parallel ranks read the same samples and keep their tokens.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -16,9 +17,14 @@ namespace teratron {
 BatchSchema columns_of_stage(const BatchSchema& schema, const Mesh& mesh);
 /// Whether the ranks of this pipeline stage read data.
 bool uses_data(const BatchSchema& schema, const Mesh& mesh);
+/// Whether this rank does: the first tensor-parallel one of such a stage.
+bool reads_data(const BatchSchema& schema, const Mesh& mesh);
 
 /// Whether a micro-batch keeps the padding of its rows, or is packed (row_packing.h).
 enum class Padding : uint8_t { kept, removed };
+
+/// Returns the next samples of this data-parallel rank; nothing at their end.
+using BatchReader = std::function<std::optional<Batch>()>;
 
 class BatchSource {
  public:
@@ -30,6 +36,8 @@ class BatchSource {
   };
   /// `dataset` may be null on ranks that do not read.
   BatchSource(std::shared_ptr<const Dataset> dataset, const Options& options, const Mesh& mesh);
+  /// From samples that the program reads: of micro_batch_size each. `reader` is called on ranks that read.
+  BatchSource(BatchReader reader, const Options& options, const Mesh& mesh);
 
   /// The next micro-batch of this data-parallel rank. UserError(data) at the end of the data.
   /// Padding::removed requires rows of a sample and its padding (ModelPlan::packs_rows) that context-parallel
@@ -53,7 +61,7 @@ class BatchSource {
   Group tensor_parallel_;
   Group context_parallel_;
   ContextParallel context_;  // of the last batch
-  std::unique_ptr<DataLoader> loader_;
+  BatchReader reader_;       // null: this rank does not read
   NamedTensors index_;
   int64_t segments_ = 0;  // capacity of cu_seqlens; only grows, so that shapes settle
   int64_t next_sample_;

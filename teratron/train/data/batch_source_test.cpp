@@ -75,6 +75,27 @@ TEST(BatchSource, StacksTheColumnsOfEveryStage) {
   }
 }
 
+TEST(BatchSource, SharesSamplesThatTheProgramReads) {
+  for (const auto& [tp, pp] : {std::pair{1, 1}, {2, 2}}) {
+    run_ranks(MeshOptions{.tp = tp, .pp = pp}, [&](const Mesh& mesh) {
+      const Numbers numbers;
+      const auto reads = [&, next = int64_t{0}]() mutable -> std::optional<Batch> {
+        EXPECT_TRUE(reads_data(schema(), mesh));
+        if (next == 4) return std::nullopt;
+        Batch batch(schema(), 2);
+        for (const int64_t i : {0, 1}) numbers.get(next++, batch.sample(i));
+        return batch;
+      };
+      const BatchSource::Options options{
+          .loader = {.sampler = {.total_samples = 6, .micro_batch_size = 2}, .num_workers = 0},
+          .schema = schema()};
+      BatchSource source(reads, options, mesh);
+      source.next();
+      expect_second_batch(source.next(), mesh.group(Axis::pp));
+    });
+  }
+}
+
 TEST(BatchSource, PadsTheSegmentsToAShapeThatOnlyGrows) {
   BatchSource source = source_of(Mesh());
   // Documents that start at token 0 are the sample's first: 3 segments, then 4.

@@ -137,9 +137,15 @@ Arguments with_epochs(const TrainContext& context, const Family& family, TrainEp
   return resolved;
 }
 
+Arguments with_log_lines(Arguments args) {
+  if (args.log_lines && args.train_iters)
+    args.log_interval = std::max<int64_t>(1, *args.train_iters / *args.log_lines);
+  return args;
+}
+
 TrainData::TrainData(const TrainContext& context, const Family& family, const Source& source)
     : args_(context.args), source_(source), mesh_(context.mesh) {
-  const bool reads = mesh_.group(Axis::tp).rank == 0 && uses_data(source.schema, mesh_);
+  const bool reads = reads_data(source.schema, mesh_);
   // An index may take minutes to build, on one rank for all.
   run_without_timeout(*mesh_.world().communicator, [&](const std::stop_token& stop) {
     if (reads) build(context, family, stop);
@@ -181,12 +187,21 @@ std::unique_ptr<BatchSource> TrainData::open(Split split, int64_t consumed_sampl
          .fix = fmt::format("Give --data-path with a --split that has a {} share, or --mock-data{}", name,
                             split == Split::train ? "" : ", and --eval-iters above 0")});
   }
-  const auto kind = args_.dataloader_type == "cyclic" ? SamplerKind::cyclic : SamplerKind::single;
-  return make_source(split, datasets_[static_cast<size_t>(split)],
-                     {.kind = kind,
-                      .consumed_samples = consumed_samples,
-                      .micro_batch_size = args_.micro_batch_size.value(),
-                      .data_sharding = args_.data_sharding});
+  return std::make_unique<BatchSource>(datasets_[static_cast<size_t>(split)],
+                                       source_options(split, sampler(consumed_samples)), mesh_);
+}
+
+std::unique_ptr<BatchSource> TrainData::open(Split split, int64_t consumed_samples,
+                                             BatchReader reader) const {
+  return std::make_unique<BatchSource>(std::move(reader), source_options(split, sampler(consumed_samples)),
+                                       mesh_);
+}
+
+BatchReader TrainData::read(Split split, int64_t consumed_samples) const {
+  if (!reads_data(source_.schema, mesh_)) return nullptr;
+  const auto loader = std::make_shared<DataLoader>(datasets_[static_cast<size_t>(split)], source_.schema,
+                                                   source_options(split, sampler(consumed_samples)).loader);
+  return [loader] { return loader->next(); };
 }
 
 int64_t TrainData::whole_valid_microbatches(int64_t data_parallel_rank) const {
@@ -195,11 +210,18 @@ int64_t TrainData::whole_valid_microbatches(int64_t data_parallel_rank) const {
 }
 
 std::unique_ptr<BatchSource> TrainData::open_whole_valid() const {
-  return make_source(Split::valid, whole_valid_, {.kind = SamplerKind::full_validation});
+  return std::make_unique<BatchSource>(
+      whole_valid_, source_options(Split::valid, {.kind = SamplerKind::full_validation}), mesh_);
 }
 
-std::unique_ptr<BatchSource> TrainData::make_source(Split split, std::shared_ptr<const Dataset> dataset,
-                                                    const BatchSamplerOptions& sampler) const {
+BatchSamplerOptions TrainData::sampler(int64_t consumed_samples) const {
+  return {.kind = args_.dataloader_type == "cyclic" ? SamplerKind::cyclic : SamplerKind::single,
+          .consumed_samples = consumed_samples,
+          .micro_batch_size = args_.micro_batch_size.value(),
+          .data_sharding = args_.data_sharding};
+}
+
+BatchSource::Options TrainData::source_options(Split split, const BatchSamplerOptions& sampler) const {
   BatchSource::Options options{
       .loader = {.sampler = sampler, .num_workers = static_cast<int>(args_.num_workers)},
       .split = kSplitNames[static_cast<size_t>(split)],
@@ -207,7 +229,7 @@ std::unique_ptr<BatchSource> TrainData::make_source(Split split, std::shared_ptr
       .device = source_.device};
   options.loader.sampler.dp_rank = mesh_.data_parallel().rank;
   options.loader.sampler.dp_size = mesh_.data_parallel().size;
-  return std::make_unique<BatchSource>(std::move(dataset), options, mesh_);
+  return options;
 }
 
 }  // namespace teratron

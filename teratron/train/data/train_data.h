@@ -45,6 +45,11 @@ class TrainData {
   /// Micro-batches of this data-parallel rank after the given number of consumed samples. UserError(data) if
   /// there is no such split.
   std::unique_ptr<BatchSource> open(Split split, int64_t consumed_samples) const;
+  /// Micro-batches of samples that the program reads; the split need not be there.
+  std::unique_ptr<BatchSource> open(Split split, int64_t consumed_samples, BatchReader reader) const;
+  /// The samples that open() gives the ranks, before they share them; null on ranks that do not read. The
+  /// split must be there. Not collective.
+  BatchReader read(Split split, int64_t consumed_samples) const;
 
   /// The whole validation split once, in micro-batches of one sample: this data-parallel rank's. Rank 0 has
   /// the most. Kept with --num-train-epochs and --full-validation, unless evaluation is off.
@@ -54,8 +59,8 @@ class TrainData {
 
  private:
   void build(const TrainContext& context, const Family& family, const std::stop_token& stop);
-  std::unique_ptr<BatchSource> make_source(Split split, std::shared_ptr<const Dataset> dataset,
-                                           const BatchSamplerOptions& sampler) const;
+  BatchSamplerOptions sampler(int64_t consumed_samples) const;
+  BatchSource::Options source_options(Split split, const BatchSamplerOptions& sampler) const;
 
   Arguments args_;
   Source source_;
@@ -77,5 +82,7 @@ struct TrainEpoch {
 /// Converts --num-train-epochs to train_iters, unless these are given; others are unchanged. Builds the
 /// training data. Collective.
 Arguments with_epochs(const TrainContext& context, const Family& family, TrainEpoch& epoch);
+/// Converts --log-lines to log_interval.
+Arguments with_log_lines(Arguments args);
 
 }  // namespace teratron

@@ -116,7 +116,7 @@ class StopSignals::Deadline {
   std::jthread thread_;                     // last: it uses the members above
 };
 
-StopSignals::StopSignals(const char* announcement) {
+StopSignals::StopSignals(const char* announcement) : handles_(true) {
   const bool already = installed.exchange(true);
   TERATRON_ASSERT(!already, "only one StopSignals may exist at a time");
   received_signal = 0;
@@ -132,7 +132,10 @@ StopSignals::StopSignals(const char* announcement) {
   if (old_hangup_.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);  // ignored under nohup
 }
 
+StopSignals::StopSignals(Unhandled) {}
+
 StopSignals::~StopSignals() {
+  if (!handles_) return;
   sigaction(SIGTERM, &old_term_, nullptr);
   sigaction(SIGINT, &old_int_, nullptr);
   if (received() == SIGHUP) old_hangup_.sa_handler = SIG_IGN;  // more may come until the process has ended
@@ -162,7 +165,7 @@ StopSignals::Unhurried::~Unhurried() {
 }
 
 int StopSignals::received() const {
-  return received_signal.load();
+  return handles_ ? received_signal.load() : 0;
 }
 
 }  // namespace teratron

@@ -22,6 +22,9 @@ class StopSignals {
   /// `announcement`: the line on the terminal, which must live as long as the program.
   explicit StopSignals(
       const char* announcement = "stopping after this step; once more ends immediately, without saving\n");
+  /// For a program that has its own handlers: installs none, and nothing is ever received.
+  struct Unhandled {};
+  explicit StopSignals(Unhandled);
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
@@ -62,6 +65,7 @@ class StopSignals {
  private:
   class Deadline;
 
+  bool handles_ = false;
   struct sigaction old_term_{};
   struct sigaction old_int_{};
   struct sigaction old_hangup_{};

@@ -1,0 +1,131 @@
+#include "python/module/samples.h"
+
+#include <cstring>
+
+#include "python/module/tensor_caster.h"
+#include <fmt/ranges.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/string.h>
+
+namespace nb = nanobind;
+
+namespace teratron::python {
+
+namespace {
+
+at::ScalarType scalar_type_of(ColumnType type) {
+  if (type == ColumnType::i64) return at::kLong;
+  return type == ColumnType::i32 ? at::kInt : at::kFloat;
+}
+
+bool is_stacked_along_1(const Column& column) {
+  return column.kind == Column::Kind::sequence || column.kind == Column::Kind::segments;
+}
+
+// The column of `rows` samples, [rows, shape...], on the host and contiguous.
+at::Tensor rows_of(const Tensors& columns, const Column& column, int64_t rows, const std::string& where) {
+  std::vector<int64_t> shape = column.shape;
+  shape.insert(shape.begin(), rows);
+  const auto options = at::TensorOptions().dtype(scalar_type_of(column.type));
+  const auto found = columns.find(column.name);
+  if (found == columns.end()) {
+    if (column.name == "loss_mask") return at::ones(shape, options);
+    if (column.kind == Column::Kind::segments) return at::zeros(shape, options);
+    std::vector<std::string> names;
+    for (const auto& [name, tensor] : columns) names.push_back(name);
+    throw data_error(
+        {.what = fmt::format("the column {} is missing; there are {}", column.name, fmt::join(names, ", ")),
+         .where = where,
+         .fix = "Add it"});
+  }
+  if (found->second.sizes() != at::IntArrayRef(shape)) {
+    throw data_error({.what = fmt::format("{} has the shape [{}], not [{}]", column.name,
+                                          fmt::join(found->second.sizes(), ", "), fmt::join(shape, ", ")),
+                      .where = where,
+                      .fix = "Give samples of the length and batch size in the settings"});
+  }
+  const at::Tensor& values = found->second;
+  if (column.type != ColumnType::f32 && values.is_floating_point()) {
+    throw data_error({.what = fmt::format("{} has real numbers, not integers", column.name),
+                      .where = where,
+                      .fix = "Convert it"});
+  }
+  return values.detach().to(options.device(at::kCPU)).contiguous();
+}
+
+void copy_row(const at::Tensor& values, int64_t row, const Column& column, const Sample& sample) {
+  const auto bytes = static_cast<size_t>(column.numel() * element_size(column.type));
+  std::byte* to = nullptr;
+  if (column.type == ColumnType::i64) to = reinterpret_cast<std::byte*>(sample.i64(column.name).data());
+  if (column.type == ColumnType::i32) to = reinterpret_cast<std::byte*>(sample.i32(column.name).data());
+  if (column.type == ColumnType::f32) to = reinterpret_cast<std::byte*>(sample.f32(column.name).data());
+  std::memcpy(to, static_cast<const std::byte*>(values.data_ptr()) + static_cast<size_t>(row) * bytes, bytes);
+}
+
+}  // namespace
+
+Tensors stacked(const std::vector<Batch>& batches) {
+  Tensors tensors;
+  const BatchSchema& schema = batches.at(0).schema();
+  for (size_t c = 0; c < schema.size(); ++c) {
+    const Column& column = schema[c];
+    if (!column.is_read()) continue;
+    std::vector<at::Tensor> parts;
+    for (const Batch& batch : batches) {
+      std::vector<int64_t> shape = column.shape;
+      shape.insert(shape.begin(), batch.samples());
+      parts.push_back(at::from_blob(const_cast<std::byte*>(batch.data(c)), shape,
+                                    at::TensorOptions().dtype(scalar_type_of(column.type))));
+    }
+    at::Tensor values = at::cat(parts);
+    if (is_stacked_along_1(column)) values = values.transpose(0, 1).contiguous();
+    tensors[column.name] = values;
+  }
+  return tensors;
+}
+
+std::vector<Batch> unstacked(const Tensors& columns, const BatchSchema& schema, int64_t micro_batch_size,
+                             int64_t count) {
+  Tensors samples = columns;
+  for (const Column& column : schema) {
+    const auto found = samples.find(column.name);
+    if (found == samples.end() || !is_stacked_along_1(column) || found->second.dim() < 2) continue;
+    found->second = found->second.transpose(0, 1);
+  }
+  std::vector<Batch> batches;
+  for (int64_t i = 0; i < count; ++i) batches.emplace_back(schema, micro_batch_size);
+  for (const Column& column : schema) {
+    if (!column.is_read()) continue;
+    const at::Tensor rows = rows_of(samples, column, micro_batch_size * count, "the batch");
+    for (int64_t row = 0; row < micro_batch_size * count; ++row)
+      copy_row(rows, row, column, batches[row / micro_batch_size].sample(row % micro_batch_size));
+  }
+  return batches;
+}
+
+PythonDataset::PythonDataset(Held object, BatchSchema schema, std::string split)
+    : object_(std::move(object)), schema_(std::move(schema)), split_(std::move(split)) {
+  size_ = static_cast<int64_t>(nb::len(*object_));
+}
+
+void PythonDataset::get(int64_t i, const Sample& sample) const {
+  const std::string where = fmt::format("dataset[\"{}\"][{}]", split_, i);
+  Tensors columns;
+  try {
+    const nb::gil_scoped_acquire gil;
+    columns = nb::cast<Tensors>(object_->attr("get")(i));
+  } catch (const nb::python_error& error) {
+    throw data_error({.what = printable(error.what(), 2000), .where = where, .fix = "Correct the dataset"});
+  }
+  for (auto& [name, tensor] : columns) tensor = tensor.unsqueeze(0);
+  for (const Column& column : schema_) {
+    if (column.is_read()) copy_row(rows_of(columns, column, 1, where), 0, column, sample);
+  }
+}
+
+std::string PythonDataset::describe() const {
+  return fmt::format("{} split of the program, {} samples", split_, size_);
+}
+
+}  // namespace teratron::python

@@ -1,0 +1,347 @@
+#include "python/module/trainer.h"
+
+#include <algorithm>
+#include <deque>
+#include <limits>
+#include <set>
+#include <stdexcept>
+
+#include <fmt/ranges.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nlohmann/json.hpp>
+
+#include "teratron/base/tensor_dtype.h"
+#include "teratron/settings/component_options.h"
+#include "teratron/train/checkpoint/checkpointed_run.h"
+#include "teratron/train/checkpoint/model_checkpoint.h"
+#include "teratron/train/data/train_context.h"
+
+namespace nb = nanobind;
+
+namespace teratron::python {
+
+namespace {
+
+std::shared_ptr<const Dataset> dataset_of(const Held& datasets, const char* split,
+                                          const BatchSchema& schema) {
+  const nb::gil_scoped_acquire gil;
+  const nb::dict splits = nb::cast<nb::dict>(*datasets);
+  if (!splits.contains(split)) return nullptr;
+  return std::make_shared<PythonDataset>(Held(nb::object(splits[split])), schema, split);
+}
+
+// A piece's elements in the whole tensor and in this rank's part of it.
+std::pair<at::Tensor, at::Tensor> regions(at::Tensor whole, const Parameter& parameter, const Piece& piece) {
+  at::Tensor local = parameter.tensor.detach();
+  const auto dimensions = static_cast<int64_t>(piece.global.start.size());
+  for (int64_t dim = 0; dim < dimensions; ++dim) {
+    const auto d = static_cast<size_t>(dim);
+    whole = whole.narrow(dim, piece.global.start[d], piece.global.size[d]);
+    if (dim == parameter.shard().dim) local = local.narrow(dim, piece.local_start, piece.global.size[d]);
+  }
+  return {whole, local};
+}
+
+// A dataset of Python is called by one thread at a time anyway.
+Settings with_one_worker(const Settings& settings) {
+  std::vector<std::string> flags = settings.flags();
+  if (!settings.parsed().sources.contains("num_workers")) flags.insert(flags.end(), {"--num-workers", "1"});
+  return {std::string(settings.family().name), flags, settings.world_size(), Data::program};
+}
+
+}  // namespace
+
+std::optional<Tensors> SplitReader::next() {
+  std::vector<Batch> batches;
+  for (int64_t i = 0; i < micro_batches_; ++i) {
+    std::optional<Batch> batch = reader_();
+    if (!batch) return std::nullopt;
+    batches.push_back(*std::move(batch));
+  }
+  return stacked(batches);
+}
+
+TrainerHandle::TrainerHandle(Settings settings, std::shared_ptr<Rank> rank, Hooks hooks)
+    : settings_(hooks.datasets ? with_one_worker(settings) : settings.with(Data::settings)),
+      rank_(std::move(rank)),
+      hooks_(std::move(hooks)),
+      mesh_(Mesh(mesh_options(settings_.args()), rank_->world())),
+      family_(family_with(hooks_.datasets)) {
+  registry_.param_group = python_param_groups(hooks_.param_groups);
+  if (hooks_.step) {
+    registry_.train_step = [this](const Registry::Context& context) {
+      const size_t losses = family_.plan(context.args, context.tokenizer.vocab_size()).losses.size();
+      const nb::gil_scoped_acquire gil;
+      return python_step(hooks_.step, losses);
+    };
+  }
+  loop_ = std::make_unique<TrainLoop>(settings_.args(), *mesh_, signals_, JobModel{family_, registry_});
+  close_at_end_ = std::make_shared<std::function<void()>>([this] { close(); });
+  rank_->at_end(close_at_end_);
+}
+
+TrainerHandle::~TrainerHandle() {
+  close();
+}
+
+void TrainerHandle::close() {
+  close_at_end_.reset();
+  source_.reset();
+  if (loop_) loop_->trainer().saver().finish();
+  loop_.reset();
+  mesh_.reset();
+}
+
+Family TrainerHandle::family_with(const Held& datasets) const {
+  Family family = settings_.family();
+  if (!datasets) return family;
+  family.datasets = [datasets, plan = family.plan](const DataRequest& request) {
+    const BatchSchema schema = plan(request.args, request.tokenizer.vocab_size()).batch;
+    Datasets splits;
+    const auto make = [&](size_t i) -> std::shared_ptr<const Dataset> {
+      const bool is_needed = request.samples[i].value_or(1) > 0;
+      return is_needed ? dataset_of(datasets, kSplitNames[i], schema) : nullptr;
+    };
+    splits.train = make(0);
+    splits.valid = make(1);
+    splits.test = make(2);
+    return splits;
+  };
+  return family;
+}
+
+Trainer& TrainerHandle::trainer() {
+  if (loop_) return loop_->trainer();
+  throw std::runtime_error("the trainer is closed");
+}
+
+template <typename Work>
+auto TrainerHandle::guarded(const Work& work) {
+  try {
+    return work();
+  } catch (const std::exception& error) {
+    source_position_ = -1;
+    if (rank_->is_process())
+      rank_->fail(fmt::format("rank {} failed: {}", rank_->world().rank(), error.what()));
+    throw;
+  }
+}
+
+bool TrainerHandle::load() {
+  source_position_ = -1;
+  return guarded([&] { return trainer().load(); });
+}
+
+std::string TrainerHandle::save() {
+  return guarded([&] {
+    if (!trainer().args().save) {
+      throw config_error({.what = "save() has no folder to write to",
+                          .where = "save",
+                          .fix = "Give Config a folder: save=DIR"});
+    }
+    trainer().save();
+    trainer().saver().finish();
+    return *trainer().args().save;
+  });
+}
+
+bool TrainerHandle::load(const std::string& folder) {
+  source_position_ = -1;
+  return guarded([&] {
+    const auto found = load_model(trainer().engine(), {.directory = folder,
+                                                       .config = checkpoint_config(),
+                                                       .optimizer = !trainer().args().no_load_optim,
+                                                       .own = false});
+    if (found) trainer().resume(*found);
+    return found.has_value();
+  });
+}
+
+void TrainerHandle::save(const std::string& folder) {
+  guarded([&] {
+    save_model(trainer().engine(),
+               {.directory = folder,
+                .iteration = trainer().state().iteration,
+                .config = checkpoint_config(),
+                .state = trainer().state().to_json()},
+               !trainer().args().no_save_optim);
+    return true;
+  });
+}
+
+Result TrainerHandle::result_of(StepResult step) {
+  Trainer& trainer = this->trainer();
+  Result result{.consumed_samples = trainer.state().consumed_train_samples};
+  if (!step.losses.empty()) {
+    result.losses = trainer.losses_of(step);
+    result.metrics = trainer.metrics_of(step);
+  }
+  result.step = std::move(step);
+  return result;
+}
+
+Result TrainerHandle::step() {
+  return guarded([&] {
+    Trainer& trainer = this->trainer();
+    if (!source_ || source_position_ != trainer.state().consumed_train_samples)
+      source_ = trainer.open(Split::train);
+    source_position_ = -1;
+    StepResult result = trainer.train_step(*source_);
+    source_position_ = trainer.state().consumed_train_samples;
+    return result_of(std::move(result));
+  });
+}
+
+std::unique_ptr<BatchSource> TrainerHandle::source_of(Split split, const std::optional<Tensors>& samples) {
+  Trainer& trainer = this->trainer();
+  const BatchSchema& schema = trainer.model().batch;
+  if (!reads_data(schema, *mesh_)) return trainer.open(split, BatchReader());
+  if (!samples) {
+    throw data_error({.what = "this rank reads data, and was given none",
+                      .where = "the batch",
+                      .fix = "Give it an item of batches(); ranks where that is None give None"});
+  }
+  const BatchSize size = split == Split::train ? trainer.batch_size() : trainer.eval_batch_size();
+  auto batches = std::make_shared<std::deque<Batch>>();
+  for (Batch& batch : unstacked(*samples, schema, trainer.args().micro_batch_size.value(), size.microbatches))
+    batches->push_back(std::move(batch));
+  return trainer.open(split, [batches]() -> std::optional<Batch> {
+    if (batches->empty()) return std::nullopt;
+    Batch batch = std::move(batches->front());
+    batches->pop_front();
+    return batch;
+  });
+}
+
+Result TrainerHandle::step(const std::optional<Tensors>& samples) {
+  return guarded([&] {
+    const std::unique_ptr<BatchSource> source = source_of(Split::train, samples);
+    return result_of(trainer().train_step(*source));
+  });
+}
+
+Result TrainerHandle::evaluate(Split split, int64_t steps) {
+  return guarded([&] {
+    const std::unique_ptr<BatchSource> source = trainer().open(split);
+    return result_of(trainer().eval_step(*source, steps));
+  });
+}
+
+Result TrainerHandle::evaluate(const std::optional<Tensors>& samples) {
+  return guarded([&] {
+    const std::unique_ptr<BatchSource> source = source_of(Split::valid, samples);
+    return result_of(trainer().eval_step(*source));
+  });
+}
+
+at::Tensor TrainerHandle::logits(const std::optional<Tensors>& samples) {
+  return guarded([&] {
+    const std::unique_ptr<BatchSource> source = source_of(Split::valid, samples);
+    std::vector<at::Tensor> logits;
+    const MicroBatches batches = trainer().batches_from(*source);
+    for (int64_t i = 0; i < trainer().eval_batch_size().microbatches; ++i)
+      logits.push_back(trainer().logits(batches(i)));
+    return logits.front().defined() ? at::cat(logits, 1) : at::Tensor();
+  });
+}
+
+ExitCode TrainerHandle::train(const StepObserver& on_step) {
+  return guarded([&] {
+    trainer();
+    if (std::exchange(has_trained_, true))
+      throw std::runtime_error("train() has ended this training: make another Trainer to go on");
+    loop_->on_step(on_step);
+    loop_->train();
+    source_position_ = -1;
+    return loop_->finish();
+  });
+}
+
+std::unique_ptr<SplitReader> TrainerHandle::read(Split split) {
+  Trainer& trainer = this->trainer();
+  if (!trainer.has(split)) trainer.open(split);  // says what is missing
+  BatchReader reader = trainer.read(split);
+  if (!reader) return nullptr;
+  const BatchSize size = split == Split::train ? trainer.batch_size() : trainer.eval_batch_size();
+  return std::make_unique<SplitReader>(std::move(reader), size.microbatches);
+}
+
+std::vector<ParameterInfo> TrainerHandle::whole_parameters() {
+  nlohmann::json mine = nlohmann::json::array();
+  for (const Parameter& parameter : trainer().engine().parameters().all())
+    mine.push_back(
+        {parameter.name, parameter.shard().global_shape, static_cast<int>(parameter.tensor.scalar_type())});
+  std::vector<ParameterInfo> infos;
+  std::set<std::string> known;
+  for (const std::string& rank : mesh_->world().communicator->all_gather_bytes(mine.dump())) {
+    for (const nlohmann::json& row : nlohmann::json::parse(rank)) {
+      if (known.insert(row[0]).second)
+        infos.push_back({row[0], row[1], static_cast<at::ScalarType>(row[2].get<int>())});
+    }
+  }
+  return infos;
+}
+
+// Every element is some rank's, and the same on all that have it: the others contribute the least number.
+at::Tensor TrainerHandle::gathered(const ParameterInfo& info) {
+  constexpr double least = -std::numeric_limits<double>::infinity();
+  const auto options = at::TensorOptions().dtype(info.dtype).device(trainer().device());
+  at::Tensor whole = at::full(info.shape, least, options);
+  for (const Parameter& parameter : trainer().engine().parameters().all()) {
+    if (parameter.name != info.name) continue;
+    for (const Piece& piece : parameter.shard().pieces()) {
+      const auto [global, local] = regions(whole, parameter, piece);
+      global.copy_(local);
+    }
+  }
+  mesh_->world().communicator->all_reduce(whole, ReduceOp::max).wait();
+  return whole;
+}
+
+std::vector<HfPieces> TrainerHandle::hf_pieces(const std::vector<ParameterInfo>& infos) {
+  CheckpointInfo checkpoint{.path = "the model", .config = checkpoint_config(), .state = "{}"};
+  for (const ParameterInfo& info : infos)
+    checkpoint.tensors[info.name] = {.dtype = dtype_of(info.dtype).value(), .shape = info.shape};
+  std::map<std::string, HfPieces> by_name;
+  for (const HfTensor& tensor : hf_tensors(hf_model_of(checkpoint), infos.size()))
+    by_name[tensor.name] = {tensor.sources, tensor.slices()};
+  std::vector<HfPieces> pieces;
+  for (const ParameterInfo& info : infos) {
+    const auto found = by_name.find(info.name);
+    if (found == by_name.end()) {
+      throw checkpoint_error({.what = fmt::format("Hugging Face's model has no place for {}", info.name),
+                              .where = "format='hf'",
+                              .fix = "Use format='teratron'"});
+    }
+    pieces.push_back(found->second);
+  }
+  return pieces;
+}
+
+void TrainerHandle::assign(const std::string& name, const at::Tensor& whole) {
+  for (const Parameter& parameter : trainer().engine().parameters().all()) {
+    if (parameter.name != name) continue;
+    if (whole.sizes() != at::IntArrayRef(parameter.shard().global_shape)) {
+      throw data_error(
+          {.what = fmt::format("{} has the shape [{}], not [{}]", name, fmt::join(whole.sizes(), ", "),
+                               fmt::join(parameter.shard().global_shape, ", ")),
+           .where = "load_state_dict()",
+           .fix = "Give the tensors of the same model"});
+    }
+    for (const Piece& piece : parameter.shard().pieces()) {
+      const auto [global, local] = regions(whole, parameter, piece);
+      local.copy_(global);
+    }
+  }
+}
+
+void TrainerHandle::finish_assignment() {
+  trainer().engine().optimizer().reset_master_weights();
+}
+
+std::string TrainerHandle::checkpoint_config() {
+  return teratron::checkpoint_config(trainer().args(), family_, trainer().engine().options());
+}
+
+}  // namespace teratron::python

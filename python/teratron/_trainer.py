@@ -1,0 +1,390 @@
+"""Training, step by step or as a whole."""
+import contextlib
+import inspect
+import signal
+import threading
+import time
+
+import torch
+
+from ._config import Config
+from ._errors import ConfigError
+from ._load import close_at_exit, engine
+from ._ranks import Mesh, World, check_interrupted
+from ._state import assigned, hf_state, teratron_state
+from ._steps import Batch, EngineDataset, EngineStep, LossFunction, StepResult, TrainStep, samples_for_engine
+
+
+@contextlib.contextmanager
+def _deferred_interrupt():
+    """Ctrl-C raises KeyboardInterrupt after the step, which is then whole, instead of within a hook of it."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        check_interrupted()
+        yield lambda: False
+        return
+    received = []
+    signal.signal(signal.SIGINT, lambda *_: received.append(True))
+    try:
+        yield lambda: bool(received)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if received:
+        raise KeyboardInterrupt
+
+
+class Trainer:
+    """One rank's model, optimizer and data, as Config describes them.
+
+    Args:
+        config: a Config. Its world_size is the number of ranks.
+        train_step: a class derived from TrainStep, an object of one, a function loss(losses, batch), or a train step of
+            teratron.accelerate.
+        train_step_kwargs: keyword arguments of the class.
+        dataset: {"train": object, "valid": ..., "test": ...} in place of the settings' data: object[i] gives the columns of
+            sample i, {"tokens": [S], "labels": [S], "loss_mask": [S]}, or {"text": [S + 1]}, as tensors, arrays or lists;
+            len(object) is the number of samples, which are taken in order. Called on a thread, on ranks that read.
+        callbacks: objects of Callback, for train().
+        param_groups: f(name, shape) -> ParamGroup, or None to leave the parameter as it is. Called with the names in
+            checkpoints and whole shapes; the answer must be the same on all ranks.
+        world: a World of run_ranks(); None: the process's, World.join().
+
+    All methods are collective: every rank calls them in the same order. Hooks may raise anything; it leaves the method as
+    it is. Ctrl-C raises KeyboardInterrupt between steps. A Trainer is closed with `with`, close(), or at the end of the
+    process; until then it holds its memory, and the lock of the folder save=.
+
+    Raises:
+        ConfigError: settings that a training needs are missing, such as data.
+        DataError, CheckpointError, OutOfMemory, NumericsError, Error: as the failure is.
+        RuntimeError: in a process of fork(), in a dispatch mode of torch, after close().
+
+    Example:
+        with teratron.Trainer(config) as trainer:
+            trainer.load()
+            for _ in range(100):
+                result = trainer.step()
+            trainer.save()
+    """
+
+    closing_order = 0
+
+    def __init__(self, config, *, train_step=None, train_step_kwargs=None, dataset=None, callbacks=(), param_groups=None,
+                 world=None):
+        if not isinstance(config, Config):
+            raise TypeError(f"config is a {type(config).__name__}, not a teratron.Config")
+        self.config = config
+        self.callbacks = list(callbacks)
+        self.world = world if world is not None else World.join(config)
+        if self.world.size != config.world_size:
+            problem = (f"the settings are for {config.world_size} ranks, and the world has {self.world.size}",
+                       "world_size", f"Give Config world_size={self.world.size}")
+            raise ConfigError(f"{problem[1]}: {problem[0]}. {problem[2]}", [problem])
+        self._step = self._made(train_step, train_step_kwargs or {})
+        hooks = {}
+        if self._step is not None:
+            hooks["step"] = EngineStep(self._step)
+        if dataset is not None:
+            hooks["datasets"] = {split: EngineDataset(data, split) for split, data in dataset.items() if data is not None}
+        if param_groups is not None:
+            hooks["param_groups"] = param_groups
+        self._engine = engine.Trainer(config._settings, self.world._rank, hooks)
+        self._has_loaded = False
+        self.mesh = Mesh(self._engine.mesh)
+        close_at_exit(self)
+
+    def _made(self, step, kwargs):
+        if step is None:
+            return None
+        adapt = getattr(step, "adapted_for", None)
+        if adapt is not None:  # a class of teratron.accelerate
+            return adapt(self, kwargs)
+        if inspect.isclass(step):
+            return step(**kwargs)
+        if kwargs:
+            raise TypeError("train_step_kwargs are for a class, and train_step is not one")
+        return LossFunction(step) if inspect.isroutine(step) and not isinstance(step, TrainStep) else step
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        """Frees the model and the data, and waits for a save that is under way. Later calls do nothing."""
+        self._engine.close()
+
+    # ---- Steps ----
+
+    def step(self, *item):
+        """One step over global_batch_size samples.
+
+        Args:
+            item: none: the samples are the settings' or the dataset's next ones. An item of batches(), or columns of that
+                shape by name: these samples; None on ranks where batches() is None.
+
+        Returns:
+            A StepResult.
+
+        Example:
+            trainer.step(); trainer.step({"tokens": tokens, "labels": labels})
+        """
+        start = time.perf_counter()
+        with _deferred_interrupt():
+            values = self._engine.step() if not item else self._engine.step_on(samples_for_engine(*item))
+        values["seconds"] = time.perf_counter() - start
+        return StepResult(**values)
+
+    def evaluate(self, split="valid", iters=None):
+        """Mean losses without training; the counters stay as they are.
+
+        Args:
+            split: "valid", "test" or "train"; or an item of batches(), as for step().
+            iters: batches of global_batch_size samples; None: the setting eval_iters.
+
+        Returns:
+            A StepResult; its grad_norm is None.
+
+        Example:
+            math.exp(trainer.evaluate("valid", 10).loss)
+        """
+        with _deferred_interrupt():
+            if isinstance(split, str):
+                values = self._engine.evaluate(split, self.config.eval_iters if iters is None else iters)
+            else:
+                values = self._engine.evaluate_on(samples_for_engine(split))
+        result = StepResult(**{**values, "iteration": self.iteration, "grad_norm": None})
+        for callback in self.callbacks:
+            callback.on_evaluate(self, result)
+        return result
+
+    def train(self):
+        """Trains to the planned end as `teratron pretrain` does: with its log, evaluations and saves. Goes on from a
+        checkpoint as the command does, unless load() was called. A callback, or Ctrl-C, ends it early, after a save.
+
+        Returns:
+            The last StepResult; None if there was no step.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C, when the training is saved.
+
+        Example:
+            teratron.Trainer(config, callbacks=[Stop()]).train()
+        """
+        last = None
+
+        def on_step(values):
+            nonlocal last
+            last = StepResult(**values)
+            answers = [callback.on_step(self, last) for callback in self.callbacks]
+            return not interrupted() and not any(answer is False for answer in answers)
+
+        with _deferred_interrupt() as interrupted:
+            if not self._has_loaded:
+                self.load()
+            self._engine.train(on_step)
+            for callback in self.callbacks:
+                callback.on_end(self)
+        return last
+
+    def batches(self, split="train"):
+        """The samples that this data-parallel rank would be given, as an iterator; None on ranks that do not read: all but
+        the first of each tensor-parallel group, and pipeline stages without data.
+
+        Args:
+            split: "train", "valid" or "test"; it begins after the samples that the training has consumed.
+
+        Returns:
+            An iterator of Batch, or None. Each is a step's micro-batches: columns [S, micro_batch_size * micro-batches].
+
+        Example:
+            batches = trainer.batches("train")
+            trainer.step(next(batches) if batches is not None else None)
+        """
+        reader = self._engine.read(split)
+        return None if reader is None else self._read(reader)
+
+    @staticmethod
+    def _read(reader):
+        while (columns := reader.next()) is not None:
+            yield Batch(columns)
+
+    def logits(self, item):
+        """Logits of a step's samples, without dropout.
+
+        Args:
+            item: as for step().
+
+        Returns:
+            [S, B, V] of this data-parallel rank on the last pipeline stage (under context parallelism of its tokens); None
+            on other stages.
+
+        Example:
+            trainer.logits(next(trainer.batches("valid"))).argmax(-1)
+        """
+        return self._engine.logits(samples_for_engine(item))
+
+    # ---- Checkpoints and weights ----
+
+    def load(self, folder=None):
+        """Goes on with the run in the folder save=, or from load=, or takes the weights of hf= or pretrained_checkpoint=.
+
+        Args:
+            folder: of a checkpoint to go on from in place of these.
+
+        Returns:
+            Whether there was something to load; False: the weights are random.
+
+        Raises:
+            CheckpointError: the checkpoint is damaged, or another model's.
+
+        Example:
+            if not trainer.load(): print("from scratch")
+        """
+        self._has_loaded = True
+        return self._engine.load() if folder is None else self._engine.load_from(str(folder))
+
+    def save(self, folder=None):
+        """Saves to the folder save=, complete when it returns.
+
+        Args:
+            folder: another one.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ConfigError: there is no save=.
+            Error: the disk is full, or refuses.
+
+        Example:
+            teratron.Checkpoint(trainer.save()).iteration
+        """
+        if folder is None:
+            folder = self._engine.save()
+        else:
+            self._engine.save_to(folder := str(folder))
+        for callback in self.callbacks:
+            callback.on_save(self, folder)
+        return folder
+
+    def parameters(self):
+        """This rank's parameters: a list of (name, tensor). The tensors are views without gradient: writing to one changes
+        the model's weight, not the optimizer's master copy of it (load_state_dict() changes both).
+
+        Example:
+            norm = sum(p.float().pow(2).sum() for _, p in trainer.parameters())
+        """
+        return self._engine.parameters()
+
+    def state_dict(self, format="hf"):
+        """The model's whole weights, one after another, on every rank: never more than one copy of a tensor.
+
+        Args:
+            format: "hf": names and shapes of Hugging Face's model; "teratron": those of checkpoints.
+
+        Returns:
+            An iterator of (name, tensor). All ranks must read it to its end.
+
+        Raises:
+            CheckpointError: no model of Hugging Face has these settings.
+
+        Example:
+            model.load_state_dict(dict(trainer.state_dict()), strict=False)
+        """
+        if format not in ("hf", "teratron"):
+            raise ValueError(f"format is '{format}': use 'hf' or 'teratron'")
+        return hf_state(self._engine) if format == "hf" else teratron_state(self._engine)
+
+    def load_state_dict(self, state, format="hf"):
+        """Takes whole weights, the same on every rank: a dict, or pairs of (name, tensor).
+
+        Args:
+            state: every tensor of state_dict(format); of a generator one tensor is held at a time for "teratron".
+            format: as for state_dict().
+
+        Raises:
+            KeyError: names that are missing or that the model does not have. The weights are then changed in part.
+            DataError: another shape.
+
+        Example:
+            trainer.load_state_dict(hf_model.state_dict())
+        """
+        assigned(self._engine, state, format)
+
+    # ---- Data-parallel ranks ----
+
+    def gather(self, tensor):
+        """[n, ...] of each data-parallel rank -> [dp * n, ...] on all of them; a number counts as [1].
+
+        Example:
+            trainer.gather(predictions)
+        """
+        tensor = torch.as_tensor(tensor)
+        return self._engine.gather(tensor.reshape(1) if tensor.dim() == 0 else tensor)
+
+    def average(self, tensor):
+        """The mean of a tensor over the data-parallel (and context-parallel) ranks.
+
+        Example:
+            trainer.average(torch.tensor(accuracy))
+        """
+        return self._engine.average(torch.as_tensor(tensor))
+
+    # ---- Getters ----
+
+    @property
+    def iteration(self):
+        """Steps of the whole training so far."""
+        return self._engine.iteration
+
+    @property
+    def consumed_samples(self):
+        """Samples of the whole training so far."""
+        return self._engine.consumed_samples
+
+    @property
+    def train_iters(self):
+        """Steps of the whole training."""
+        return self._engine.train_iters
+
+    @property
+    def global_batch_size(self):
+        """Samples of the next step, over all ranks."""
+        return self._engine.global_batch_size
+
+    @property
+    def micro_batch_size(self):
+        """Samples of a forward pass of a rank."""
+        return self.config.micro_batch_size
+
+    @property
+    def micro_batches(self):
+        """Forward passes of the next step."""
+        return self._engine.micro_batches
+
+    @property
+    def rank(self):
+        """This rank's number."""
+        return self.world.rank
+
+    @property
+    def world_size(self):
+        """The number of ranks."""
+        return self.world.size
+
+    @property
+    def is_main_process(self):
+        """True on the last rank, which has the losses before others and writes the logs, as with Megatron-LM."""
+        return self.rank == self.world_size - 1
+
+    @property
+    def device(self):
+        """A torch.device: the model's."""
+        return torch.device(self._engine.device)
+
+    @property
+    def tokenizer(self):
+        """The Tokenizer of the settings."""
+        from ._files import Tokenizer
+        return Tokenizer._of(self.config._settings.tokenizer())
