@@ -2,11 +2,9 @@
 import subprocess
 
 import pytest
-import safetensors.torch
 import teratron
 import torch
-from conftest import PROGRAM
-from small import GRID, SIZES, C, losses
+from small import C, GRID, PROGRAM, SIZES, losses
 
 FC1 = "decoder.layers.1.mlp.linear_fc1.weight"
 
@@ -74,7 +72,8 @@ def test_ranks_give_the_same_whole_weights(saved):
 def test_weights_by_hugging_faces_names_are_those_of_an_export(saved, tmp_path):
     folder, _, _ = saved
     teratron.convert(folder, tmp_path / "hf", to="hf")  # which other tests compare with transformers
-    exported = safetensors.torch.load_file(tmp_path / "hf/model.safetensors")
+    from safetensors.torch import load_file
+    exported = load_file(tmp_path / "hf/model.safetensors")
 
     def work(world):
         with teratron.Trainer(C(load=folder, world_size=4, **GRID), world=world) as trainer:

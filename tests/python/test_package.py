@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import teratron
-from conftest import PROGRAM
+from small import PROGRAM
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = {"Config", "ConfigError", "Trainer", "TrainStep", "StepResult", "Callback", "ParamGroup", "Checkpoint", "generate",

@@ -5,8 +5,7 @@ import subprocess
 import pytest
 import teratron
 import torch
-from conftest import PROGRAM
-from small import GRID, SIZES, C, Same, losses
+from small import C, GRID, PROGRAM, SIZES, Same, losses
 
 
 def command_flags(fields):

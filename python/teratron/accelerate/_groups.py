@@ -1,5 +1,6 @@
 """Collectives over the data-parallel ranks of the training that this thread runs."""
 import threading
+import weakref
 
 import torch
 
@@ -7,13 +8,14 @@ _current = threading.local()
 
 
 def set_trainer(trainer):
-    """The training of this thread, for functions that are called without one."""
-    _current.trainer = trainer
+    """The training of this thread, for functions that are called without one. It is not kept alive: the end of a thread, when
+    its local values are freed, is too late to free a trainer."""
+    _current.trainer = weakref.ref(trainer)
 
 
 def trainer():
     """RuntimeError if this thread has none."""
-    found = getattr(_current, "trainer", None)
+    found = getattr(_current, "trainer", lambda: None)()
     if found is None:
         raise RuntimeError("there is no training on this thread: call it after prepare(), or in a hook of a Trainer")
     return found

@@ -89,8 +89,9 @@ std::string as_flags(nlohmann::json settings) {
     } else if (value == true) {
       text += " " + flag_of(name);
     } else {
-      text +=
-          fmt::format(" {} {}", flag_of(name), value.is_string() ? value.get<std::string>() : value.dump());
+      const std::string word = value.is_string() ? value.get<std::string>() : value.dump();
+      const char* const quote = word.find_first_of("*(| ") != std::string::npos ? "'" : "";  // from the shell
+      text += fmt::format(" {0} {1}{2}{1}", flag_of(name), quote, word);
     }
   }
   return text.empty() ? text : text.substr(1);

@@ -126,9 +126,31 @@ TEST(OpenAiRequest, RefusesWhatIsNotSupported) {
   for (const char* text :
        {R"({"reasoning_effort": "low"})", R"({"modalities": ["text", "audio"]})", R"({"tools": [{}]})",
         R"({"audio": {}})", R"({"tool_choice": "required"})", R"({"verbosity": "high"})",
-        R"({"top_logprobs": 1})", R"({"chat_template_kwargs": {"a": 1}})"}) {
+        R"({"top_logprobs": 1})", R"({"chat_template_kwargs": 5})"}) {
     const json fields = json::parse(text);
     EXPECT_NE(served.chat_error(fields).find(fields.begin().key()), std::string::npos) << text;
+  }
+}
+
+TEST(OpenAiRequest, ReadsSamplingAndPassesItToOtherRanks) {
+  Served served;
+  served.model.sampling = {.temperature = 0.7, .top_k = 20, .joins_filters = true, .repetition_penalty = 1.1};
+  const OpenAiRequest request = served.completion({{"top_p", 0.8},
+                                                   {"min_p", 0.1},
+                                                   {"presence_penalty", 0.5},
+                                                   {"frequency_penalty", -1},
+                                                   {"logit_bias", {{"5", -3.5}}}});
+  const GenerationRequest passed = deserialize_request(serialize(request.prompts[0]));
+  for (const SamplingOptions& sampling : {request.prompts[0].sampling, passed.sampling}) {
+    EXPECT_EQ(sampling.temperature, 0.7) << "the model's default";
+    EXPECT_EQ(sampling.top_k, 20);
+    EXPECT_EQ(sampling.top_p, 0.8);
+    EXPECT_EQ(sampling.min_p, 0.1);
+    EXPECT_EQ(sampling.presence_penalty, 0.5);
+    EXPECT_EQ(sampling.frequency_penalty, -1.0);
+    EXPECT_EQ(sampling.repetition_penalty, 1.1);
+    EXPECT_EQ(sampling.logit_bias, (std::vector<std::pair<int32_t, double>>{{5, -3.5}}));
+    EXPECT_TRUE(sampling_problems(sampling).empty());
   }
 }
 
