@@ -103,6 +103,7 @@ def test_a_custom_step_and_logits_on_datasets_of_the_settings():
 
         def get_loss_func(self):
             def loss_func(loss_mask, output_tensor):
+                output_tensor, _ = output_tensor if isinstance(output_tensor, tuple) else (output_tensor, None)  # return_logits
                 loss = self.factor * (output_tensor.view(-1) * loss_mask.view(-1)).sum() / loss_mask.sum()
                 return loss, {"lm loss": avg_losses_across_data_parallel_group([loss])[0]}
             return loss_func

@@ -86,9 +86,10 @@ GenerateJob load_generate_job(const ParsedArguments& parsed, const Mesh& mesh, b
 
 EngineSettings engine_settings(const GenerateJob& job) {
   const Arguments& args = job.args();
+  const LanguageModel& model = job.loaded.model;
   EngineSettings settings{.tokenizer = job.tokenizer.get(),
                           .max_rows = args.inference_max_requests.value_or(0),
-                          .graphs = !experts_wait_for_device(args, job.loaded.model.device)};
+                          .graphs = !experts_wait_for_device(args, model.device, model.dtype)};
   if (job.tokenizer) settings.newlines = newline_tokens(*job.tokenizer);
   if (const auto gigabytes = args.inference_dynamic_batching_buffer_size_gb)
     settings.cache_bytes = static_cast<int64_t>(*gigabytes * 1024 * 1024 * 1024);

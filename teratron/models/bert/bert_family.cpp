@@ -5,6 +5,7 @@
 #include "teratron/models/bert/bert_inference.h"
 #include "teratron/models/bert/bert_operators.h"
 #include "teratron/models/bert/data/bert_dataset.h"
+#include "teratron/models/hybrid_flags.h"
 #include "teratron/models/transformer/language_model_plan.h"
 
 namespace teratron {
@@ -13,6 +14,7 @@ namespace {
 
 void check_bert(const Arguments& args, std::vector<Problem>& problems) {
   if (args.num_experts) problems.push_back(no_experts());
+  refuse_hybrids(args, problems);
   const auto reject = [&problems](bool wrong, const char* what, const char* flag, const char* fix) {
     if (wrong) problems.push_back({.what = what, .where = flag, .fix = fix});
   };

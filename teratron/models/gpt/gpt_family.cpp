@@ -7,6 +7,7 @@
 #include "teratron/models/gpt/gpt_operators.h"
 #include "teratron/models/gpt/linear_attention.h"
 #include "teratron/models/gpt/sft/sft_dataset.h"
+#include "teratron/models/hybrid_flags.h"
 #include "teratron/models/transformer/expert_metrics.h"
 #include "teratron/models/transformer/language_model_plan.h"
 #include "teratron/settings/component_options.h"
@@ -39,7 +40,9 @@ void check_chat_template(const Arguments& args, std::vector<Problem>& problems) 
   }
 }
 
-void check_gpt(const Arguments& args, std::vector<Problem>& problems) {
+}  // namespace
+
+void check_decoder(const Arguments& args, std::vector<Problem>& problems) {
   if (args.position_embedding_type == "relative")
     problems.push_back({.what = "only T5 has relative positions",
                         .where = "--position-embedding-type",
@@ -49,6 +52,13 @@ void check_gpt(const Arguments& args, std::vector<Problem>& problems) {
                         .where = "--chat-template",
                         .fix = "Add --sft, or leave it out"});
   if (args.sft) check_chat_template(args, problems);
+}
+
+namespace {
+
+void check_gpt(const Arguments& args, std::vector<Problem>& problems) {
+  refuse_hybrids(args, problems);
+  check_decoder(args, problems);
 }
 
 ModelPlan plan(const Arguments& args, int64_t vocabulary) {

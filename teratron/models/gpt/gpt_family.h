@@ -11,6 +11,8 @@ Family gpt_family();
 
 /// The plan of a GPT over batches of this schema (gpt_schema()).
 ModelPlan gpt_plan(const GPTConfig& config, const BatchSchema& batch);
+/// The checks of decoders.
+void check_decoder(const Arguments& args, std::vector<Problem>& problems);
 /// The masks that the flags select.
 GPTMaskOptions gpt_masks(const Arguments& args);
 /// What the data flags select.

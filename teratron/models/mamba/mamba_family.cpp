@@ -194,6 +194,7 @@ void check_fp8_widths(const Arguments& args, std::vector<Problem>& problems) {
 }
 
 void check_mamba(const Arguments& args, std::vector<Problem>& problems) {
+  check_decoder(args, problems);
   check_kinds(args, problems);
   check_fp8_widths(args, problems);
 }
@@ -222,10 +223,7 @@ Family mamba_family() {
                                   {"seq_length", "the sequence length in tokens"}},
                      .derive = derive_mamba};
   family.classifier = nullptr;
-  family.check = [gpt = family.check](const Arguments& args, std::vector<Problem>& problems) {
-    gpt(args, problems);
-    check_mamba(args, problems);
-  };
+  family.check = check_mamba;
   family.plan = [](const Arguments& args, int64_t vocabulary) {
     const GPTConfig config = mamba_config(args, vocabulary);
     ModelPlan plan = gpt_plan(config, gpt_schema(args.seq_length.value_or(0), gpt_masks(args)));

@@ -1,5 +1,6 @@
 #include "teratron/models/t5/t5_family.h"
 
+#include "teratron/models/hybrid_flags.h"
 #include "teratron/models/t5/data/t5_dataset.h"
 #include "teratron/models/t5/t5.h"
 #include "teratron/models/t5/t5_inference.h"
@@ -48,6 +49,7 @@ void check_buckets(const Arguments& args, std::vector<Problem>& problems) {
 
 void check_t5(const Arguments& args, std::vector<Problem>& problems) {
   if (args.num_experts) problems.push_back(no_experts());
+  refuse_hybrids(args, problems);
   const auto reject = [&problems](bool wrong, const char* what, const char* flag, const char* fix) {
     if (wrong) problems.push_back({.what = what, .where = flag, .fix = fix});
   };

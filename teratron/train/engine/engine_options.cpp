@@ -36,9 +36,9 @@ std::vector<std::string> added_head_patterns() {
 
 }  // namespace
 
-bool experts_wait_for_device(const Arguments& args, at::Device device) {
+bool experts_wait_for_device(const Arguments& args, at::Device device, at::ScalarType dtype) {
   if (!args.num_experts || !device.is_cuda()) return false;
-  return !args.bf16 || !groups_experts_on_device(args, compute_capability(device));
+  return dtype != at::kBFloat16 || !groups_experts_on_device(args, compute_capability(device));
 }
 
 at::Device choose_device(const Arguments& args) {

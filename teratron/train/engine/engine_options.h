@@ -23,8 +23,8 @@ void check_fp8_on(const Arguments& args, const std::string& gpu, int64_t compute
 void check_graphs_on(const Arguments& args, at::Device device);
 /// UserError(config) if --cuda-graph-impl local is given and the GPU's GEMMs of experts wait for the device.
 void check_expert_graphs_on(const Arguments& args, const std::string& gpu, int64_t compute_capability);
-/// Whether GEMMs of experts wait for the device, so that no step can be a CUDA graph.
-bool experts_wait_for_device(const Arguments& args, at::Device device);
+/// Whether GEMMs of experts with weights of this type wait for the device, so that no step is a CUDA graph.
+bool experts_wait_for_device(const Arguments& args, at::Device device, at::ScalarType dtype);
 EngineOptions engine_options(const Arguments& args, const ModelPlan& model, at::Device device);
 /// Whether rows are trained on without their padding (--remove-padding). UserError(config) if the user asks
 /// for it and the model or the train step does not take packed rows.
