@@ -72,6 +72,10 @@ TEST(Architecture, EveryPresetIsWhole) {
   for (std::string name; std::getline(names, name, ','); ++count) {
     name.erase(0, name.find_first_not_of(' '));
     name.erase(name.find_last_not_of(" .\n") + 1);
+    if (name.starts_with("mamba")) {  // of another family, with which tests/cli/test_presets.py plans it
+      EXPECT_NE(refusal({"--model-preset", name}).find("Use `teratron pretrain mamba`"), std::string::npos);
+      continue;
+    }
     ParsedArguments p =
         parse({"--model-preset", name, "--tokenizer-type", "NullTokenizer", "--vocab-size", "100"});
     EXPECT_NO_THROW(validate_arguments(p, 1, {.needs_data = false})) << name;

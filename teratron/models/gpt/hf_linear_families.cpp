@@ -30,7 +30,8 @@ std::vector<int64_t> linear_layers(HfConfig& config, int64_t layers) {
 // A multiple of the heads of keys.
 void read_value_heads(std::string_view key, HfConfig& config) {
   const int64_t heads = config.get(key, 32), keys = config.size("linear_num_key_heads");
-  if (keys == 0 || heads % keys != 0) config.problem("'{}' = {} is not a multiple of 'linear_num_key_heads'", key, heads);
+  if (keys == 0 || heads % keys != 0)
+    config.problem("'{}' = {} is not a multiple of 'linear_num_key_heads'", key, heads);
   config.settings["linear_num_value_heads"] = heads;
 }
 

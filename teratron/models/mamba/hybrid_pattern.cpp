@@ -19,10 +19,11 @@ Problem problem_of(char letter) {
     return {.what = fmt::format("'{}' in the pattern stands for {}, which are not implemented", letter,
                                 found->second),
             .fix = "Use M, G, *, -, E and |"};
-  return {.what = fmt::format("'{}' in the pattern is not a kind of layer", printable(std::string(1, letter))),
-          .fix =
-              "Use M (Mamba-2), G (gated delta net), * (attention), - (MLP), E (experts), and | between "
-              "pipeline stages"};
+  return {
+      .what = fmt::format("'{}' in the pattern is not a kind of layer", printable(std::string(1, letter))),
+      .fix =
+          "Use M (Mamba-2), G (gated delta net), * (attention), - (MLP), E (experts), and | between "
+          "pipeline stages"};
 }
 
 // Python's round(): halves to even.
