@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "teratron/base/json.h"
+#include "teratron/base/python_json.h"
 #include "teratron/hf/neutral_keys.h"
 #include "teratron/models/family_formats.h"
 #include "teratron/settings/arguments.h"
@@ -137,28 +138,6 @@ void write_key(const HfKey& row, const CheckpointInfo& info, HfConfig& config) {
   written = named.key();
 }
 
-// Python writes the word Infinity, which is not JSON; transformers 5 writes an object in its place.
-std::string with_infinity(std::string_view text) {
-  constexpr std::string_view word = "Infinity";
-  std::string result;
-  bool quoted = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (quoted && text[i] == '\\') {
-      result += text.substr(i++, 2);
-      continue;
-    }
-    if (text[i] == '"') quoted = !quoted;
-    const bool bare = !quoted && text.substr(i).starts_with(word) && (i == 0 || text[i - 1] != '-');
-    if (bare) {
-      result += R"({"__float__": "Infinity"})";
-      i += word.size() - 1;
-    } else {
-      result += text[i];
-    }
-  }
-  return result;
-}
-
 bool has_architecture(const HfConfig& config, const std::string& name) {
   const auto names = config.keys.find("architectures");
   return names != config.keys.end() && names->is_array() && !names->empty() && names->front() == name;
@@ -197,7 +176,8 @@ std::vector<const HfFamily*> candidates_of(const json& config, std::span<const H
 
 HfModel parse_hf_config(const std::string& text, const std::string& where,
                         std::span<const HfFamily> families) {
-  HfConfig config{.keys = parse_json(with_infinity(text), {.where = where, .kind = ExitCode::checkpoint})};
+  HfConfig config{
+      .keys = parse_json(without_bare_infinity(text), {.where = where, .kind = ExitCode::checkpoint})};
   if (!config.keys.is_object()) throw checkpoint_error({.what = "not a JSON object", .where = where});
   const HfFamily& family = family_of(config, families, where);
   enter_object(family, config);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "teratron/base/error.h"
+#include "teratron/base/python_json.h"
 #include "teratron/tokenizer/text/text_file.h"
 
 namespace teratron {
@@ -47,7 +48,8 @@ std::optional<int32_t> start_of(const nlohmann::json& config, const std::string&
 std::optional<nlohmann::json> object_of(const fs::path& file) {
   std::error_code ignored;
   if (!fs::is_regular_file(file, ignored)) return std::nullopt;
-  auto config = nlohmann::json::parse(read_text_file(file.string()), nullptr, /*allow_exceptions=*/false);
+  auto config = nlohmann::json::parse(without_bare_infinity(read_text_file(file.string())), nullptr,
+                                      /*allow_exceptions=*/false);
   if (!config.is_object()) throw data_error({.what = "not a JSON object", .where = file.string()});
   return config;
 }

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/error.h"
+#include "teratron/base/python_json.h"
 #include "teratron/tokenizer/bpe/hf_tokenizer.h"
 #include "teratron/tokenizer/bpe/vocab_files.h"
 #include "teratron/tokenizer/text/text_file.h"
@@ -27,8 +28,8 @@ bool is_file(const fs::path& path) {
 // An empty object if there is no such file.
 nlohmann::json object_in(const fs::path& file) {
   if (!is_file(file)) return nlohmann::json::object();
-  nlohmann::json value =
-      nlohmann::json::parse(read_text_file(file.string()), nullptr, /*allow_exceptions=*/false);
+  nlohmann::json value = nlohmann::json::parse(without_bare_infinity(read_text_file(file.string())), nullptr,
+                                               /*allow_exceptions=*/false);
   if (!value.is_object()) throw data_error({.what = "not a JSON object", .where = file.string()});
   return value;
 }
