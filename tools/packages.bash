@@ -1,6 +1,6 @@
 # What ./run package and ./run wheel do; read by ./run.
 
-command_package() {
+make_package() {
   local package=package/teratron tests=()
   [[ $# -eq 0 || $* == --with-tests ]] || die "unknown option of package: $*" "See ./run help."
   [[ -n $architectures ]] || has_gpu || architectures="80;90a-real"
@@ -22,14 +22,14 @@ build_wheel() {
   locked build/wheel tools/wheel "$folder" "${python:-$VENV/bin/python}" || die "the wheel could not be packed." "See above."
 }
 
-command_wheel() {
+make_wheel() {
   [[ -z $architectures$python ]] || folder=build/wheel-$preset  # those of other commands differ
   build_wheel
   say "$(du -m dist/*.whl | sed "s/\t/ MiB: /"); install it with pip"
 }
 
 # The step "Python package" of ./run test.
-check_python() {
+try_wheel() {
   [[ $preset == release ]] || { say "skipped: the wheel is one of preset release" && return; }
   build_wheel && tools/test_wheel
 }
