@@ -7,8 +7,8 @@
 
 #include <fmt/ranges.h>
 
+#include "teratron/base/config/python_json.h"
 #include "teratron/base/json.h"
-#include "teratron/base/python_json.h"
 #include "teratron/hf/neutral_keys.h"
 #include "teratron/models/family_formats.h"
 #include "teratron/settings/arguments.h"

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "teratron/base/config/python_json.h"
 #include "teratron/base/error.h"
-#include "teratron/base/python_json.h"
 #include "teratron/tokenizer/text/text_file.h"
 
 namespace teratron {

@@ -6,8 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "teratron/base/config/python_json.h"
 #include "teratron/base/error.h"
-#include "teratron/base/python_json.h"
 #include "teratron/tokenizer/bpe/hf_tokenizer.h"
 #include "teratron/tokenizer/bpe/vocab_files.h"
 #include "teratron/tokenizer/text/text_file.h"

@@ -1,4 +1,4 @@
-#include "teratron/base/python_json.h"
+#include "teratron/base/config/python_json.h"
 
 namespace teratron {
 
