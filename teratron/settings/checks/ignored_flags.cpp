@@ -46,7 +46,12 @@ constexpr IgnoredFlags ignored_flags[] = {
      "moe_router_bias_update_rate moe_router_dtype moe_router_load_balancing_type moe_aux_loss_coeff moe_z_loss_coeff "
      "moe_input_jitter_eps moe_router_force_load_balancing moe_expert_capacity_factor moe_token_drop_policy "
      "moe_pad_expert_input_to_capacity moe_shared_expert_intermediate_size moe_shared_expert_gate "
-     "moe_token_dispatcher_type moe_layer_recompute", without, "--num-experts"},
+     "moe_token_dispatcher_type moe_layer_recompute moe_latent_size moe_router_group_score_topk",
+     without, "--num-experts"},
+    {"moe_router_group_score_topk", without, "--moe-router-num-groups"},
+    {"linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim "
+     "linear_allow_negative_eigenvalues linear_norm_epsilon", without,
+     "--experimental-attention-variant or --hybrid-layer-pattern"},
     {"moe_router_bias_update_rate", without, "--moe-router-enable-expert-bias"},
     {"moe_token_drop_policy", without, "--moe-expert-capacity-factor"},
     {"moe_token_dispatcher_type", with, "--expert-model-parallel-size 1"},
