@@ -34,10 +34,12 @@ def random_model(name, dtype=torch.float32):
     with torch.no_grad():  # norms and biases that start as ones and zeros would hide mistakes
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-        for key, buffer in model.named_buffers():
-            if key.endswith("e_score_correction_bias"):
-                buffer.add_(torch.randn_like(buffer) * 0.1)
-    return model.to(dtype).eval()
+        biases = {key: buffer + torch.randn_like(buffer) * 0.1 for key, buffer in model.named_buffers()
+                  if key.endswith("e_score_correction_bias")}
+    model = model.to(dtype).eval()
+    for key, bias in biases.items():  # fp32 in every file
+        model.get_submodule(key.rpartition(".")[0]).e_score_correction_bias = bias
+    return model
 
 
 def assert_same(one, other):

@@ -155,3 +155,21 @@ def test_what_no_layer_can_be_is_refused(tmp_path, change, words):
     path = tmp_path / "in" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     assert words in run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt", code=4)
+
+
+def test_files_of_older_releases_are_read(tmp_path):
+    """A pattern in place of the types, the bare word Infinity, old names of layer types."""
+    model = random_model("nemotron_h")
+    model.save_pretrained(tmp_path / "in")
+    file = tmp_path / "in" / "config.json"
+    text = file.read_text().replace('{\n      "__float__": "Infinity"\n    }', "Infinity")
+    assert "__float__" not in text
+    types = text[text.index('"layers_block_type"'):]
+    types = types[:types.index("]") + 1]
+    for number, now in enumerate(['"hybrid_override_pattern": "M-*M"', types.replace("linear_attention", "mamba").replace("full_", "")]):
+        file.write_text(text.replace(types, now))
+        run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / f"ckpt{number}")
+    for number in range(2):
+        (tmp_path / "ckpt").unlink(missing_ok=True)
+        (tmp_path / "ckpt").symlink_to(tmp_path / f"ckpt{number}")
+        check_logits(model, tmp_path)

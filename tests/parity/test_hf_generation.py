@@ -128,3 +128,20 @@ def test_t5_beams_and_their_scores(t5, tmp_path, width, penalty, end):
     for line, answer in zip(lines, answers(tmp_path, folder / "ckpt", lines), strict=True):
         check_beams(answer, t5_reference(model, line, num_beams=width, num_return_sequences=width,
                                          length_penalty=penalty, early_stopping=False, eos_token_id=end), end)
+
+
+@pytest.mark.parametrize("name", ["mamba2-limits", "nemotron_h-moe", "bamba"])
+def test_texts_of_whole_forwards(name, tmp_path):
+    """Those of whole forwards: in cached steps of one token transformers forgets limits of time steps."""
+    model = random_model(name)
+    model.generation_config.eos_token_id = model.generation_config.bos_token_id = None
+    model.save_pretrained(tmp_path / "in")
+    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
+    lines = [{"tokens": prompt, "max_new_tokens": NEW, "top_k": 1} for prompt in PROMPTS]
+    for prompt, answer in zip(PROMPTS, answers(tmp_path, tmp_path / "ckpt", lines)):
+        ids = list(prompt)
+        for token in answer["tokens"]:
+            with torch.no_grad():
+                assert int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()) == token
+            ids.append(token)
+        assert len(answer["tokens"]) == NEW

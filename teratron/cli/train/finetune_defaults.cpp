@@ -5,6 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "teratron/base/config/python_json.h"
+#include "teratron/base/file.h"
 #include "teratron/base/json.h"
 #include "teratron/cli/training_arguments.h"
 #include "teratron/device/device.h"
@@ -28,7 +30,9 @@ std::string hf_folder(std::span<const std::string> args) {
 
 // The positions of the model; 0 if its config.json does not say.
 int64_t positions_of(const std::string& folder) {
-  const nlohmann::json config = read_json(fs::path(folder) / "config.json", {.kind = ExitCode::config});
+  const fs::path path = fs::path(folder) / "config.json";
+  const nlohmann::json config = parse_json(without_bare_infinity(read_text(path, {.kind = ExitCode::config})),
+                                           {.where = path.string()});
   for (const char* const name : {"max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"}) {
     if (config.is_object() && config.value(name, nlohmann::json()).is_number_integer())
       return config.at(name).get<int64_t>();

@@ -29,25 +29,13 @@ struct DeltaColumns {
   at::Tensor qkv, z, b, a;
 };
 
-Convolution convolution(const DeltaInput& input, const DeltaColumns& columns, const DeltaWeights& w) {
-  const at::Tensor& qkv = columns.qkv;
-  const at::Tensor before =
-      input.before.conv.defined()
-          ? as_wide(input.before.conv)
-          : at::zeros({qkv.size(0), w.conv_weight.size(2) - 1, qkv.size(2)}, qkv.options());
-  return {.input_BSC = at::cat({before, qkv}, 1),
-          .document_BS1 =
-              input.document_SB.defined() ? input.document_SB.transpose(0, 1).unsqueeze(2) : at::Tensor(),
-          .weight_CW = as_wide(w.conv_weight).squeeze(1)};
-}
-
 // All that forward computes, for backward.
 struct DeltaCore {
   DeltaCore(const DeltaInput& input, const DeltaWeights& w, const DeltaOptions& n)
       : options(n),
         weights(w),
         columns(input.qkvzba_SB, n),
-        conv(convolution(input, columns, w)),
+        conv(Convolution::of(columns.qkv, input.before.conv, input.document_SB, w.conv_weight, {})),
         conv_BSC(conv.forward()),
         beta_BSN(columns.b.sigmoid()),
         raw_BSN(columns.a + as_wide(w.dt_bias)),

@@ -6,7 +6,7 @@
 
 #include <ATen/ATen.h>
 
-#include "teratron/base/error.h"
+#include "teratron/kernels/mamba/mamba_parts.h"
 
 namespace teratron::delta {
 
@@ -28,14 +28,6 @@ struct UnitVectors {
   at::Tensor inverse_length, values;
 };
 
-// Chunk borders that documents cross, or do not: 1 where two tokens are of one document, else 0.
-struct OpenBorders {
-  at::Tensor within;       // bij: of chunks b, between tokens i and j
-  at::Tensor from_before;  // bi: the last token before the chunk, and i
-  at::Tensor to_end;       // bi: i, and the last token of the chunk
-  at::Tensor through;      // b: both ends
-};
-
 // All of [b, n, i, ...]: chunk, head, token. The chunks of a sequence follow each other: b is sequence x
 // chunk until states are passed on. Tokens that fill up the last chunk have k = beta = g = 0: they change
 // nothing.
@@ -43,7 +35,9 @@ struct DeltaChunks {
   explicit DeltaChunks(const DeltaRule& rule);
 
   /// [B, S, heads, ...] -> [B, count, heads, chunk, ...], and back.
-  at::Tensor cut(const at::Tensor& x_BS) const;
+  at::Tensor cut(const at::Tensor& x_BS) const {
+    return mamba::cut_chunks(x_BS, chunk).transpose(2, 3).contiguous();
+  }
   at::Tensor joined(const at::Tensor& x) const {
     return x.transpose(2, 3).flatten(1, 2).narrow(1, 0, tokens);
   }
@@ -52,14 +46,14 @@ struct DeltaChunks {
     const int64_t heads = keys.values.size(2);
     return x.unflatten(2, {heads, x.size(2) / heads}).sum(3);
   }
-  OpenBorders borders(const at::Tensor& document_BS) const;
 
   int64_t tokens, chunk, count;
   double scale;
-  UnitVectors queries, keys;  // [.., H, i, K]
-  at::Tensor Q, K, V, beta;   // [.., N, i, K or V or 1]
-  at::Tensor decay, to_end,
-      carry;  // e^gamma [.., i, 1], e^(gamma_c - gamma) [.., i, 1], e^gamma_c [.., 1, 1]
+  UnitVectors queries, keys;                  // [.., H, i, K]
+  at::Tensor Q, K, V, beta;                   // [.., N, i, K or V or 1]
+  at::Tensor decay;                           // e^gamma [.., i, 1]
+  at::Tensor to_end;                          // e^(gamma_c - gamma) [.., i, 1]
+  at::Tensor carry;                           // e^gamma_c [.., 1, 1]
   at::Tensor Gamma, KK, A, inverse, U, W, P;  // inverse: of I + A; P: lower(Q K^T Gamma) / sqrt(K)
 };
 
@@ -82,12 +76,12 @@ DeltaChunks::DeltaChunks(const DeltaRule& rule)
   carry = last.exp();
   at::Tensor open = at::ones({chunk, chunk}, gamma.options().dtype(at::kBool)).tril();
   if (rule.document_BS.defined()) {
-    const OpenBorders border = borders(rule.document_BS);
+    const mamba::ChunkDocuments same(rule.document_BS, chunk);
     const auto for_heads = [](const at::Tensor& x) { return x.unsqueeze(2); };
-    open = open.logical_and(for_heads(border.within));
-    decay = decay * for_heads(border.from_before);
-    to_end = to_end * for_heads(border.to_end);
-    carry = carry * for_heads(border.through.unsqueeze(-1));
+    open = open.logical_and(for_heads(same.within));
+    decay = decay * for_heads(same.from_before);
+    to_end = to_end * for_heads(same.to_end);
+    carry = carry * for_heads(same.through.unsqueeze(-1));
   }
   // Masked before exp: above the diagonal differences may be large.
   Gamma = (gamma.unsqueeze(-1) - gamma.unsqueeze(-2))
@@ -104,24 +98,6 @@ DeltaChunks::DeltaChunks(const DeltaRule& rule)
   U = inverse.matmul(beta * V);
   W = inverse.matmul(beta * decay * K);
   P = scale * Q.matmul(transposed(K)) * Gamma;
-}
-
-at::Tensor DeltaChunks::cut(const at::Tensor& x_BS) const {
-  std::vector<int64_t> padding(2 * (x_BS.dim() - 1), 0);
-  padding.back() = count * chunk - tokens;
-  return at::constant_pad_nd(x_BS, padding).unflatten(1, {count, chunk}).transpose(2, 3).contiguous();
-}
-
-// Tokens that fill up belong to the last document.
-OpenBorders DeltaChunks::borders(const at::Tensor& document_BS) const {
-  const at::Tensor last = document_BS.narrow(1, tokens - 1, 1).expand({-1, count * chunk - tokens});
-  const at::Tensor all = at::cat({document_BS, last}, 1).unflatten(1, {count, chunk});
-  const at::Tensor end = all.select(2, chunk - 1);
-  const at::Tensor before = at::cat({all.select(1, 0).narrow(1, 0, 1), end.narrow(1, 0, count - 1)}, 1);
-  return {.within = all.unsqueeze(3).eq(all.unsqueeze(2)),
-          .from_before = all.eq(before.unsqueeze(2)),
-          .to_end = all.eq(end.unsqueeze(2)),
-          .through = end.eq(before)};
 }
 
 // S before each chunk [B, count, N, K, V], V' of each, S after the last.

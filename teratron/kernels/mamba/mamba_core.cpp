@@ -69,24 +69,11 @@ struct Core {
   Scan scan;
 };
 
-Convolution convolution(const MambaInput& input, const Columns& columns, const MambaWeights& w) {
-  const int64_t kept = w.conv_weight.size(2) - 1;
-  const at::Tensor before =
-      input.before.conv.defined()
-          ? as_wide(input.before.conv)
-          : at::zeros({columns.xbc.size(0), kept, columns.xbc.size(2)}, columns.xbc.options());
-  return {.input_BSC = at::cat({before, columns.xbc}, 1),
-          .document_BS1 =
-              input.document_SB.defined() ? input.document_SB.transpose(0, 1).unsqueeze(2) : at::Tensor(),
-          .weight_CW = as_wide(w.conv_weight).squeeze(1),
-          .bias_C = w.conv_bias.defined() ? as_wide(w.conv_bias) : at::Tensor()};
-}
-
 Core::Core(const MambaInput& input, const MambaWeights& w, const MambaOptions& own)
     : options(own),
       weights(w),
       columns(input.zxbcdt_SB, own),
-      conv(convolution(input, columns, w)),
+      conv(Convolution::of(columns.xbc, input.before.conv, input.document_SB, w.conv_weight, w.conv_bias)),
       conv_BSC(conv.forward()),
       steps(columns.dt, w, own),
       dt_BSGR(by_head(steps.value())),

@@ -17,6 +17,36 @@ at::Tensor silu_slope(const at::Tensor& x) {
 
 // --- Convolution ---
 
+at::Tensor cut_chunks(const at::Tensor& x_BS, int64_t chunk) {
+  const int64_t tokens = x_BS.size(1), count = (tokens + chunk - 1) / chunk;
+  std::vector<int64_t> padding(2 * (x_BS.dim() - 1), 0);
+  padding.back() = count * chunk - tokens;
+  return at::constant_pad_nd(x_BS, padding).unflatten(1, {count, chunk});
+}
+
+ChunkDocuments::ChunkDocuments(const at::Tensor& document_BS, int64_t chunk) {
+  const int64_t tokens = document_BS.size(1), count = (tokens + chunk - 1) / chunk;
+  const at::Tensor last = document_BS.narrow(1, tokens - 1, 1).expand({-1, count * chunk - tokens});
+  const at::Tensor all = at::cat({document_BS, last}, 1).unflatten(1, {count, chunk});
+  const at::Tensor end = all.select(2, chunk - 1);
+  const at::Tensor before = at::cat({all.select(1, 0).narrow(1, 0, 1), end.narrow(1, 0, count - 1)}, 1);
+  within = all.unsqueeze(3).eq(all.unsqueeze(2));
+  from_before = all.eq(before.unsqueeze(2));
+  to_end = all.eq(end.unsqueeze(2));
+  through = end.eq(before);
+}
+
+Convolution Convolution::of(const at::Tensor& x_BSC, const at::Tensor& before, const at::Tensor& document_SB,
+                            const at::Tensor& weight_C1W, const at::Tensor& bias_C) {
+  const int64_t kept = weight_C1W.size(2) - 1;
+  const at::Tensor kept_BWC =
+      before.defined() ? as_wide(before) : at::zeros({x_BSC.size(0), kept, x_BSC.size(2)}, x_BSC.options());
+  return {.input_BSC = at::cat({kept_BWC, x_BSC}, 1),
+          .document_BS1 = document_SB.defined() ? document_SB.transpose(0, 1).unsqueeze(2) : at::Tensor(),
+          .weight_CW = as_wide(weight_C1W).squeeze(1),
+          .bias_C = bias_C.defined() ? as_wide(bias_C) : at::Tensor()};
+}
+
 at::Tensor Convolution::within_document(const at::Tensor& x_BSC, int64_t back) const {
   if (!document_BS1.defined() || back == 0) return x_BSC;
   const int64_t length = tokens() - back;
@@ -66,7 +96,7 @@ namespace {
 struct Chunks {
   explicit Chunks(const Scan& scan);
 
-  at::Tensor cut(const at::Tensor& x_BS) const;
+  at::Tensor cut(const at::Tensor& x_BS) const { return cut_chunks(x_BS, chunk); }
   at::Tensor joined(const at::Tensor& x_bct) const;
   at::Tensor zeros_of_state() const;
   /// Chunk by chunk, the states S before each [b, c, ...]; the last one is that after all.
@@ -97,29 +127,16 @@ Chunks::Chunks(const Scan& scan)
   to_end = (sum.select(2, chunk - 1).unsqueeze(2) - sum).exp();
   carry = sum.select(2, chunk - 1).exp();
   if (scan.document_BS.defined()) {
-    // Tokens that fill up belong to the last document.
-    const at::Tensor last = scan.document_BS.select(1, tokens - 1).unsqueeze(1);
-    const at::Tensor all = at::cat({scan.document_BS, last.expand({-1, count * chunk - tokens})}, 1)
-                               .unflatten(1, {count, chunk});
-    const at::Tensor end = all.select(2, chunk - 1);  // bc
-    const at::Tensor before = at::cat({all.select(1, 0).narrow(1, 0, 1), end.narrow(1, 0, count - 1)}, 1);
-    const auto mask = [&](const at::Tensor& same) {
-      return same.to(u.scalar_type()).unsqueeze(-1).unsqueeze(-1);
-    };
-    open = causal.logical_and(all.unsqueeze(3).eq(all.unsqueeze(2))).unsqueeze(2).unsqueeze(2);
-    from_start = from_start * mask(all.eq(before.unsqueeze(2)));
-    to_end = to_end * mask(all.eq(end.unsqueeze(2)));
-    carry = carry * mask(end.eq(before));
+    const ChunkDocuments same(scan.document_BS, chunk);
+    const auto mask = [&](const at::Tensor& x) { return x.to(u.scalar_type()).unsqueeze(-1).unsqueeze(-1); };
+    open = causal.logical_and(same.within).unsqueeze(2).unsqueeze(2);
+    from_start = from_start * mask(same.from_before);
+    to_end = to_end * mask(same.to_end);
+    carry = carry * mask(same.through);
   }
   decay = (by_head.unsqueeze(-1) - by_head.unsqueeze(-2)).masked_fill(open.logical_not(), -INFINITY).exp();
   scores = at::einsum("bctgn,bcsgn->bcgts", {C, B});
   mixed = scores.unsqueeze(3) * decay;
-}
-
-at::Tensor Chunks::cut(const at::Tensor& x_BS) const {
-  std::vector<int64_t> padding(2 * (x_BS.dim() - 1), 0);
-  padding.back() = count * chunk - tokens;
-  return at::constant_pad_nd(x_BS, padding).unflatten(1, {count, chunk});
 }
 
 at::Tensor Chunks::joined(const at::Tensor& x_bct) const {

@@ -1,5 +1,6 @@
 // The parts of Mamba-2's core (mamba_core.h), each with its backward, in plain tensor operations of any
-// device. All tensors are wide: f32, or f64. Sequences come first: [B, S, ...].
+// device; the gated delta net (kernels/delta) has some of them, too. All tensors are wide: f32, or f64.
+// Sequences come first: [B, S, ...].
 #pragma once
 
 #include "teratron/kernels/mamba/mamba_core.h"
@@ -11,8 +12,25 @@ at::Tensor as_wide(const at::Tensor& x);
 /// d silu(x) / dx.
 at::Tensor silu_slope(const at::Tensor& x);
 
+/// [B, S, ...] -> [B, count, chunk, ...], zeros after the last token.
+at::Tensor cut_chunks(const at::Tensor& x_BS, int64_t chunk);
+
+/// Which tokens of a chunk are of one document: bool. Tokens that fill up the last chunk belong to the last.
+struct ChunkDocuments {
+  ChunkDocuments(const at::Tensor& document_BS, int64_t chunk);
+  at::Tensor within;       // bcts
+  at::Tensor from_before;  // bct: the last token before the chunk, and t
+  at::Tensor to_end;       // bct: t, and the chunk's last token
+  at::Tensor through;      // bc: the last token before the chunk, and its last
+};
+
 /// The convolution's output before silu.
 struct Convolution {
+  /// `before` [B, W - 1, C]: the inputs before the first token; undefined: zeros. `document_SB`, `bias_C`:
+  /// may be undefined.
+  static Convolution of(const at::Tensor& x_BSC, const at::Tensor& before, const at::Tensor& document_SB,
+                        const at::Tensor& weight_C1W, const at::Tensor& bias_C);
+
   at::Tensor input_BSC;     // W - 1 inputs before the first token, then all
   at::Tensor document_BS1;  // undefined: one
   at::Tensor weight_CW;

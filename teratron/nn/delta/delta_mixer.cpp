@@ -13,6 +13,10 @@ std::vector<int64_t> conv_segments(const DeltaOptions& core) {
   return {core.keys(), core.keys(), core.values()};
 }
 
+std::vector<int64_t> segments_of(const DeltaOptions& core) {
+  return {core.keys(), core.keys(), core.values(), core.values(), core.value_heads, core.value_heads};
+}
+
 class DeltaNetCore final : public RecurrentCore {
  public:
   DeltaNetCore(const Scope& scope, const DeltaMixerOptions& options, const Group& group)
@@ -52,13 +56,17 @@ class DeltaNetCore final : public RecurrentCore {
   at::Tensor backward(const at::Tensor& dy_SB, const Input& in) const override {
     const DeltaGradients d = delta_backward(dy_SB, {}, {in.columns_SB, in.document_SB}, weights(in.part),
                                             delta_part(options_, in.part.count));
-    const std::vector<int64_t> heads = {options_.value_heads};
-    accumulate_grad(*conv_weight_, whole_of(d.weights.conv_weight, conv_segments(options_), in.part));
-    accumulate_grad(*dt_bias_, whole_of(d.weights.dt_bias, heads, in.part));
-    accumulate_grad(*A_log_, whole_of(d.weights.A_log, heads, in.part));
+    const auto add = [](Parameter& parameter, const at::Tensor& gradient, const Slices& slices) {
+      accumulate_grad(parameter, put_back(gradient, slices, parameter.tensor));
+    };
+    add(*conv_weight_, d.weights.conv_weight, channels_of(in.part));
+    add(*dt_bias_, d.weights.dt_bias, heads_of(in.part));
+    add(*A_log_, d.weights.A_log, heads_of(in.part));
     accumulate_grad(*norm_weight_, d.weights.norm_weight);
     return d.dqkvzba_SB;
   }
+
+  Slices columns_of(const HeadPart& part) const override { return slices_of(segments_of(options_), part); }
 
   std::vector<Parameter*> parameters() const override {
     return {conv_weight_, dt_bias_, A_log_, norm_weight_};
@@ -69,11 +77,14 @@ class DeltaNetCore final : public RecurrentCore {
   }
 
  private:
+  Slices channels_of(const HeadPart& part) const { return slices_of(conv_segments(options_), part); }
+  Slices heads_of(const HeadPart& part) const { return slices_of({options_.value_heads}, part); }
   DeltaWeights weights(const HeadPart& part) const {
-    const std::vector<int64_t> heads = {options_.value_heads};
-    return {part_of(conv_weight_->tensor.detach(), conv_segments(options_), part),
-            part_of(dt_bias_->tensor.detach(), heads, part), part_of(A_log_->tensor.detach(), heads, part),
-            norm_weight_->tensor.detach()};
+    const auto value = [](const Parameter* parameter, const Slices& slices) {
+      return take(parameter->tensor.detach(), 0, slices);
+    };
+    return {value(conv_weight_, channels_of(part)), value(dt_bias_, heads_of(part)),
+            value(A_log_, heads_of(part)), norm_weight_->tensor.detach()};
   }
 
   DeltaOptions options_;  // of this rank
@@ -84,8 +95,7 @@ class DeltaNetCore final : public RecurrentCore {
 RecurrentMixerOptions mixer_options(const DeltaMixerOptions& options) {
   const DeltaOptions& core = options.core;
   return {.hidden = options.hidden,
-          .segments = {core.keys(), core.keys(), core.values(), core.values(), core.value_heads,
-                       core.value_heads},
+          .segments = segments_of(core),
           .inner = core.values(),
           .bias = options.bias,
           .in_init = options.in_init,

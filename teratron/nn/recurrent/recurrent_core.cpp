@@ -4,25 +4,47 @@
 
 namespace teratron {
 
-at::Tensor part_of(const at::Tensor& x, const std::vector<int64_t>& segments, const HeadPart& part) {
-  if (part.count == 1) return x;
-  std::vector<at::Tensor> parts;
-  for (const at::Tensor& segment : x.split_with_sizes(segments))
-    parts.push_back(segment.chunk(part.count)[part.index]);
-  return at::cat(parts);
+Slices slices_of(const std::vector<int64_t>& segments, const HeadPart& part) {
+  Slices slices;
+  int64_t first = 0;
+  for (const int64_t segment : segments) {
+    const int64_t count = segment / part.count;
+    slices.push_back({first + part.index * count, count});
+    first += segment;
+  }
+  return slices;
 }
 
-at::Tensor whole_of(const at::Tensor& part_x, const std::vector<int64_t>& segments, const HeadPart& part) {
-  if (part.count == 1) return part_x;
-  std::vector<int64_t> shape = part_x.sizes().vec();
-  shape[0] *= part.count;
-  const at::Tensor whole = at::zeros(shape, part_x.options());
-  int64_t first = 0, from = 0;
-  for (const int64_t segment : segments) {
-    const int64_t rows = segment / part.count;
-    whole.narrow(0, first + part.index * rows, rows).copy_(part_x.narrow(0, from, rows));
-    first += segment;
-    from += rows;
+namespace {
+
+// Slices that follow each other become one.
+Slices joined(const Slices& slices) {
+  Slices all;
+  for (const Slice& slice : slices) {
+    if (!all.empty() && all.back().first + all.back().count == slice.first) {
+      all.back().count += slice.count;
+    } else {
+      all.push_back(slice);
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+at::Tensor take(const at::Tensor& x, int64_t dim, const Slices& slices) {
+  std::vector<at::Tensor> parts;
+  for (const auto& [first, count] : joined(slices)) parts.push_back(x.narrow(dim, first, count));
+  return parts.size() == 1 ? parts[0] : at::cat(parts, dim);
+}
+
+at::Tensor put_back(const at::Tensor& taken, const Slices& slices, const at::Tensor& like) {
+  if (taken.size(0) == like.size(0)) return taken;
+  const at::Tensor whole = at::zeros(like.sizes(), taken.options());
+  int64_t from = 0;
+  for (const auto& [first, count] : slices) {
+    whole.narrow(0, first, count).copy_(taken.narrow(0, from, count));
+    from += count;
   }
   return whole;
 }

@@ -14,10 +14,18 @@ struct HeadPart {
   int64_t index = 0;
   int64_t count = 1;
 };
-/// This part of every segment of dimension 0, one after another.
-at::Tensor part_of(const at::Tensor& x, const std::vector<int64_t>& segments, const HeadPart& part);
-/// Its adjoint: zeros elsewhere.
-at::Tensor whole_of(const at::Tensor& part_x, const std::vector<int64_t>& segments, const HeadPart& part);
+/// Ranges of columns or rows, one after another.
+struct Slice {
+  int64_t first = 0;
+  int64_t count = 0;
+};
+using Slices = std::vector<Slice>;
+/// The part of every segment.
+Slices slices_of(const std::vector<int64_t>& segments, const HeadPart& part);
+/// A view where the slices follow each other.
+at::Tensor take(const at::Tensor& x, int64_t dim, const Slices& slices);
+/// The adjoint of take() along dimension 0 of `like`: zeros elsewhere. All rows are in order.
+at::Tensor put_back(const at::Tensor& taken, const Slices& slices, const at::Tensor& like);
 
 class RecurrentCore {
  public:
@@ -47,6 +55,12 @@ class RecurrentCore {
   virtual Output step(const at::Tensor& columns_R, const States& before) const = 0;
   /// The gradient of the columns, without states before; those of the parameters are accumulated.
   virtual at::Tensor backward(const at::Tensor& dy_SB, const Input& input) const = 0;
+
+  /// The columns of in_proj that a part of the heads needs.
+  virtual Slices columns_of(const HeadPart& part) const = 0;
+  /// What remains where parts of the heads came back, y [S, B, D], beside the columns of all of them.
+  /// Differentiable.
+  virtual at::Tensor finish(const at::Tensor& y_SB, const at::Tensor& /*columns_SB*/) const { return y_SB; }
 
   virtual std::vector<Parameter*> parameters() const = 0;
   /// Shapes of one sequence's states on this rank.

@@ -52,23 +52,6 @@ struct RecurrentFunction : torch::autograd::Function<RecurrentFunction> {
   }
 };
 
-// Columns in segments [..., F] -> for each of `ranks` its part of every segment.
-at::Tensor by_rank(const at::Tensor& columns, const std::vector<int64_t>& segments, int64_t ranks) {
-  std::vector<std::vector<at::Tensor>> of_segments;
-  for (const at::Tensor& segment : columns.split_with_sizes(segments, -1))
-    of_segments.push_back(segment.chunk(ranks, -1));
-  std::vector<at::Tensor> parts;
-  for (int64_t rank = 0; rank < ranks; ++rank) {
-    for (const std::vector<at::Tensor>& segment : of_segments) parts.push_back(segment[rank]);
-  }
-  return at::cat(parts, -1);
-}
-
-std::vector<int64_t> divided(std::vector<int64_t> segments, int64_t ranks) {
-  for (int64_t& segment : segments) segment /= ranks;
-  return segments;
-}
-
 // One that is trained, if any is.
 at::Tensor anchor_of(const std::vector<Parameter*>& parameters) {
   const auto trained =
@@ -93,7 +76,6 @@ RecurrentMixer::RecurrentMixer(const Scope& scope, const RecurrentMixerOptions& 
            .init = options.in_init,
            .segments = options.segments},
           parallel),
-      segments_(divided(options.segments, parallel.group.size)),
       core_(std::move(core)),
       out_(scope / "out_proj",
            {.in = options.inner, .out = options.hidden, .bias = options.bias, .init = options.out_init},
@@ -117,11 +99,17 @@ at::Tensor RecurrentMixer::train(const at::Tensor& columns_SB, const LayerContex
   };
   if (cut.size() == 1) return recur(columns_SB, {});
   // All tokens of some heads in place of some tokens of all heads.
-  const at::Tensor heads_SB =
-      permute_tokens(all_to_all(by_rank(columns_SB, segments_, cut.size()), 2, 0, cut.group), cut.cut->order,
-                     cut.cut->inverse_order);
+  Slices sent;
+  for (int64_t rank = 0; rank < cut.size(); ++rank) {
+    const Slices of_rank = core_->columns_of({rank, cut.size()});
+    sent.insert(sent.end(), of_rank.begin(), of_rank.end());
+  }
+  const at::Tensor heads_SB = permute_tokens(all_to_all(take(columns_SB, 2, sent), 2, 0, cut.group),
+                                             cut.cut->order, cut.cut->inverse_order);
   const at::Tensor y_SB = recur(heads_SB, {cut.group.rank, cut.size()});
-  return all_to_all(permute_tokens(y_SB, cut.cut->inverse_order, cut.cut->order), 0, 2, cut.group);
+  const at::Tensor back_SB =
+      all_to_all(permute_tokens(y_SB, cut.cut->inverse_order, cut.cut->order), 0, 2, cut.group);
+  return core_->finish(back_SB, columns_SB);
 }
 
 at::Tensor RecurrentMixer::generate(const at::Tensor& columns_T1, const LayerContext& context,

@@ -38,7 +38,6 @@ class RecurrentMixer : public Mixer {
   RecurrentMixerOptions options_;
   at::TensorOptions tensors_;
   ColumnLinear in_;
-  std::vector<int64_t> segments_;  // of this rank's columns
   std::unique_ptr<const RecurrentCore> core_;
   RowLinear out_;
 };
