@@ -31,7 +31,7 @@ Engine::Engine(const LanguageModel& model, const EngineSettings& settings, HostG
     : model_(model),
       ranks_(ranks),
       settings_(with_defaults(settings, model)),
-      rules_(settings.newlines, settings.tokenizer) {
+      rules_(settings.newlines, settings.tokenizer, model.vocabulary) {
   const bool widens = settings.max_rows == 0;
   const int64_t rows = widens ? std::max(most_request_rows, settings_.max_rows) : settings_.max_rows;
   const int64_t most_pages = widens ? fitting_pages(cache_of(rows), ranks) : 0;
@@ -78,6 +78,7 @@ RequestNeeds Engine::needs_of(const GenerationRequest& request) const {
 
 std::vector<Problem> Engine::problems_of(const GenerationRequest& request) const {
   std::vector<Problem> problems = request_problems(request, limits_);
+  if (problems.empty()) problems = rules_.form_problems(request.form);
   if (!problems.empty()) return problems;
   const int64_t tokens = needs_of(request).pages * settings_.page_size;
   if (tokens > limits_.max_tokens) {
@@ -143,7 +144,7 @@ void Engine::start(int64_t id, GenerationRequest given, const RequestNeeds& need
                                                 : pool_->take(own_pages / request.choices),
                                  .slot = beams ? active->beam_pages.slots().front() : slots_->take(1).front(),
                                  .top_p = request.sampling.top_p,
-                                 .text = rules_.text_of(request)});
+                                 .progress = rules_.begin(request)});
   }
   active_.push_back(std::move(active));
 }
@@ -175,7 +176,7 @@ void Engine::add_row(Plan& plan, Active& active, Sequence& sequence, int64_t tok
   if (tokens == active.left_to_run(sequence) && active.request.max_new_tokens > 0) {
     const auto index = static_cast<size_t>(&sequence - active.sequences.data());
     step.choices.push_back(
-        rules_.choice(active.request, {.index = index, .tokens = sequence.tokens, .top_p = sequence.top_p}));
+        rules_.choice(active.request, {index, sequence.tokens, sequence.progress, sequence.top_p}));
     step.choices.back().token = first + tokens - 1;
     step.logprobs = step.logprobs || active.request.logprobs;
     step.top = std::max(step.top, top_of(active.request));
@@ -191,8 +192,8 @@ bool Engine::continues(const Plan& plan) const {
   return std::all_of(plan.entries.begin(), plan.entries.end(), [&](const Plan::Entry& entry) {
     const Active& active = *entry.active;
     const int64_t new_tokens = entry.sequence->length() - active.prompt();
-    return entry.chooses && !active.has_beams() && !active.request.prevent_newline_after_colon &&
-           !edits_logits(active.request.sampling) && entry.sequence->length() - entry.sequence->cached == 1 &&
+    return entry.chooses && !active.has_beams() && !TokenRules::depends_on_tokens(active.request) &&
+           entry.sequence->length() - entry.sequence->cached == 1 &&
            new_tokens + 1 < active.request.max_new_tokens;
   });
 }
@@ -271,7 +272,7 @@ void Engine::apply_token(Active& active, Sequence& sequence, const std::vector<S
   sequence.top_p = decayed_top_p(sequence.top_p, request.sampling);
   if (request.logprobs) add_logprobs(active, sequence, tokens);
   generated_ += 1;
-  if (rules_.is_stop(request.stop, before, token, sequence.text)) {
+  if (rules_.is_stop(request.stop, before, token, sequence.progress)) {
     sequence.finish_reason = "stop";
   } else if (sequence.length() - active.prompt() == request.max_new_tokens) {
     sequence.finish_reason = "length";
@@ -314,7 +315,7 @@ void Engine::apply_beams(Active& active, const std::vector<std::vector<StepOutpu
   for (size_t i = 0; i < next.size(); ++i) {
     Sequence& sequence = sequences.emplace_back(active.sequences[next[i].beam]);
     sequence.tokens.push_back(next[i].token);
-    if (sequence.text) sequence.text->add(next[i].token);
+    if (sequence.progress.text) sequence.progress.text->add(next[i].token);
     sequence.pages = std::move(fork.beams[i].table);
     sequence.slot = fork.beams[i].slot;
     active.scores.push_back(next[i].score);

@@ -11,7 +11,7 @@ struct Engine::Sequence {
   std::vector<int32_t> pages;
   int32_t slot = 0;
   double top_p = 0.0;
-  std::optional<AnswerText> text = {};  // if texts end the answer
+  AnswerProgress progress = {};
   std::vector<double> logprobs;
   std::vector<std::vector<TokenLogprob>> top;
   const char* finish_reason = nullptr;  // null: not finished
@@ -45,8 +45,8 @@ struct Engine::Active {
   /// token, as in Megatron-LM.
   std::optional<std::vector<int32_t>> ended(const BeamCandidate& candidate, const TokenRules& rules) const {
     const Sequence& sequence = sequences[candidate.beam];
-    std::optional<AnswerText> text = sequence.text;
-    if (!rules.is_stop(request.stop, sequence.tokens.back(), candidate.token, text)) return std::nullopt;
+    AnswerProgress progress = sequence.progress;
+    if (!rules.is_stop(request.stop, sequence.tokens.back(), candidate.token, progress)) return std::nullopt;
     std::vector<int32_t> tokens = new_tokens(sequence);
     if (!ends_at_token(request.stop, candidate.token)) tokens.push_back(candidate.token);
     return tokens;

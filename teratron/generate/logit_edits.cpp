@@ -36,6 +36,13 @@ at::Tensor edited_tokens(const at::Tensor& logits_V, const std::vector<TokenEdit
   return logits_V.index_copy(0, at_ids, changed.to(logits_V.scalar_type()));
 }
 
+at::Tensor allowed_tokens(const at::Tensor& logits_V, const TokenMask& allowed) {
+  const at::Tensor mask_V =
+      at::from_blob(const_cast<uint8_t*>(allowed.data()), {static_cast<int64_t>(allowed.size())}, at::kByte)
+          .to(logits_V.device(), at::kBool);
+  return logits_V.masked_fill(mask_V.logical_not(), dropped_logit);
+}
+
 at::Tensor filtered_row(const at::Tensor& logits_V, const LogitEdits& edits, double temperature) {
   at::Tensor kept_V = logits_V;
   const at::Tensor scaled_V = logits_V.to(at::kDouble) / temperature;
@@ -89,6 +96,7 @@ at::Tensor sample_edited_rows(const at::Tensor& logits_RV, const at::Tensor& par
     if (edits[i]->empty()) continue;
     at::Tensor row_V = edited_RV[static_cast<int64_t>(i)];
     at::Tensor changed_V = edits[i]->tokens.empty() ? row_V : edited_tokens(row_V, edits[i]->tokens);
+    if (edits[i]->allowed) changed_V = allowed_tokens(changed_V, *edits[i]->allowed);
     changed_V = filtered_row(changed_V, *edits[i], temperatures[static_cast<int64_t>(i)].item<double>());
     row_V.copy_(changed_V);
   }

@@ -1,10 +1,13 @@
-// Changes of one row of logits before a token is chosen: penalties, biases, min-p, and top-p after top-k.
+// Changes of one row of logits before a token is chosen: penalties, biases, the form
+// of an answer, min-p, and top-p after top-k.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "teratron/generate/grammar/answer_constraint.h"
 #include "teratron/generate/sampling.h"
 
 namespace teratron {
@@ -20,8 +23,9 @@ struct LogitEdits {
   double min_p = 0.0;  // drops tokens less probable than this part of the most probable one
   int64_t top_k = 0;   // with top_p: keeps the k most probable tokens, then those of their mass
   double top_p = 0.0;
+  std::shared_ptr<const TokenMask> allowed = {};  // tokens that may follow; null: all
 
-  bool empty() const { return tokens.empty() && min_p == 0.0 && top_k == 0; }
+  bool empty() const { return tokens.empty() && min_p == 0.0 && top_k == 0 && allowed == nullptr; }
 };
 
 /// Whether the options need edits, which depend on the tokens before.

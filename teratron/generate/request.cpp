@@ -104,6 +104,10 @@ void check_answers(const GenerationRequest& request, const RequestLimits& limits
                         .where = "num_beams",
                         .fix = "Set only one of them"});
   }
+  if (width > 0 && !request.form.empty()) {
+    problems.push_back(
+        {.what = "beams do not keep to a form", .where = "num_beams", .fix = "Set only one of them"});
+  }
   if (!request.stop.texts.empty() && !limits.has_tokenizer) {
     problems.push_back(
         {.what = "texts that end an answer need a tokenizer", .where = "stop", .fix = "Use stop_token"});
@@ -139,6 +143,7 @@ std::string serialize(const GenerationRequest& r) {
                                 {"stop_texts", r.stop.texts},
                                 {"eol", {r.stop.on_eol, r.stop.on_double_eol, r.prevent_newline_after_colon}},
                                 {"beams", {r.beams.width, r.beams.length_penalty}},
+                                {"form", to_json(r.form)},
                                 {"choices", r.choices},
                                 {"sequence", r.sequence},
                                 {"logprobs", r.logprobs},
@@ -172,6 +177,7 @@ GenerationRequest deserialize_request(const std::string& text) {
                    .on_eol = eol[0],
                    .on_double_eol = eol[1]},
           .beams = {.width = beams[0], .length_penalty = beams[1]},
+          .form = answer_form_from_json(value.at("form")),
           .prevent_newline_after_colon = eol[2],
           .skip_special_tokens = value.at("skip_special_tokens"),
           .choices = value.at("choices"),

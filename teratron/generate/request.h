@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "teratron/base/error.h"
+#include "teratron/generate/grammar/answer_form.h"
 #include "teratron/generate/options/sampling_options.h"
 
 namespace teratron {
@@ -48,6 +49,7 @@ struct GenerationRequest {
   SamplingOptions sampling = {};
   StopRules stop = {};
   BeamOptions beams = {};
+  AnswerForm form = {};  // of answers; an answer ends once it is complete
   bool prevent_newline_after_colon = false;
   bool skip_special_tokens = true;  // leave them out of the texts of answers
   int64_t choices = 1;              // answers; with beams the best ones

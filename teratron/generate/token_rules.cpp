@@ -10,6 +10,8 @@ StepChoice TokenRules::choice(const GenerationRequest& request, const Sequence& 
   const bool after_colon = request.prevent_newline_after_colon && sequence.tokens.back() == newlines_.colon;
   const bool greedy = request.sampling.temperature < least_temperature;
   LogitEdits edits = edits_of(request.sampling, sequence.tokens, request.prompt.size());
+  if (AnswerProgress& progress = sequence.progress; progress.constraint)
+    edits.allowed = progress.constraint->allowed(progress.place, request.stop.tokens);
   const bool joint = edits.top_k > 0;  // both filters are among the edits
   const RowSampling sampling{.temperature = greedy ? 1.0 : request.sampling.temperature,
                              .top_k = greedy  ? 1
@@ -24,13 +26,15 @@ StepChoice TokenRules::choice(const GenerationRequest& request, const Sequence& 
   return {.sampling = sampling, .following = following, .edits = std::move(edits)};
 }
 
-std::optional<AnswerText> TokenRules::text_of(const GenerationRequest& request) const {
-  if (request.stop.texts.empty()) return std::nullopt;
-  return AnswerText(*tokenizer_, request.prompt, request.skip_special_tokens);
+AnswerProgress TokenRules::begin(const GenerationRequest& request) {
+  AnswerProgress progress{.constraint = constraints_.of(request.form)};
+  if (!request.stop.texts.empty())
+    progress.text.emplace(*tokenizer_, request.prompt, request.skip_special_tokens);
+  return progress;
 }
 
 bool TokenRules::is_stop(const StopRules& stop, int32_t before, int32_t token,
-                         std::optional<AnswerText>& text) const {
+                         AnswerProgress& progress) const {
   const bool one = token == newlines_.newline, two = token == newlines_.double_newline;
   if (stop.on_double_eol) {
     if (two || (one && before == newlines_.newline)) return true;
@@ -39,6 +43,11 @@ bool TokenRules::is_stop(const StopRules& stop, int32_t before, int32_t token,
   } else if (ends_at_token(stop, token)) {
     return true;
   }
+  if (progress.constraint) {
+    progress.constraint->advance(progress.place, token);
+    if (progress.constraint->is_complete(progress.place)) return true;
+  }
+  std::optional<AnswerText>& text = progress.text;
   if (!text) return false;
   // A text that ends here begins among the last bytes.
   size_t longest = 0;

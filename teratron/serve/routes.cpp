@@ -251,14 +251,14 @@ void Routes::install_generation() {
     return [this, answer_of](const Request& request, Response& response) {
       answer_errors(response, [&] {
         const Semaphore::Permit permit(readers_);
-        response.set_content(dump_line(answer_of(parse_body(request.body))) + "\n", json_type);
+        response.set_content(dump_line(answer_of(RequestBody(request.body))) + "\n", json_type);
       });
     };
   };
-  server_.Post("/tokenize", answer_json([this](const nlohmann::json& body) {
+  server_.Post("/tokenize", answer_json([this](const RequestBody& body) {
                  return tokenize_answer(body, options_.model, options_.chat ? &*options_.chat : nullptr);
                }));
-  server_.Post("/detokenize", answer_json([this](const nlohmann::json& body) {
+  server_.Post("/detokenize", answer_json([this](const RequestBody& body) {
                  return detokenize_answer(body, options_.model);
                }));
 }
@@ -302,7 +302,7 @@ MegatronRequest Routes::read_megatron(const Request& request) {
 
 OpenAiRequest Routes::read_openai(const Request& request, bool is_chat) {
   const Semaphore::Permit permit(readers_);
-  const nlohmann::json body = parse_body(request.body);
+  const RequestBody body(request.body);
   return is_chat ? parse_chat(body, options_.model, *options_.chat) : parse_completion(body, options_.model);
 }
 

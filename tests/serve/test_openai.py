@@ -172,7 +172,7 @@ def test_all_that_is_wrong_is_said_at_once(server):
     ({}, "there are no messages"), ({"messages": []}, "messages is not"), ({"messages": [5]}, "messages[0] is not an object"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"), ({"messages": [{"content": "a"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": "a", "tool_calls": [1]}]}, "tool_calls"), ({"max_tokens": 0}, "below 1"),
-    ({"top_logprobs": 2}, "without logprobs"), ({"tools": [{}]}, "tools is not supported")])
+    ({"top_logprobs": 2}, "without logprobs"), ({"tools": [{}]}, "tools[0] is not a function with a name")])
 def test_wrong_chats(server, body, says):
     full = body if not body or "messages" in body else {"messages": [{"role": "user", "content": "a"}], **body}
     reply = server.ask("POST", "/v1/chat/completions", full)

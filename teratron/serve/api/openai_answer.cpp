@@ -19,6 +19,13 @@ std::string sent(const std::string& data) {
   return "data: " + data + "\n\n";
 }
 
+// The beginning of a call.
+Json call_json(const AnswerPiece& piece) {
+  return {{"id", fmt::format("call_{:016x}", random_seed())},
+          {"type", "function"},
+          {"function", {{"name", piece.name}, {"arguments", piece.arguments}}}};
+}
+
 }  // namespace
 
 OpenAiAnswer::OpenAiAnswer(const OpenAiRequest& request, const ServedModel& model)
@@ -66,17 +73,44 @@ Json OpenAiAnswer::logprobs_json(size_t prompt, const GeneratedChoice& choice) c
   return entries.take();
 }
 
+// The text of an answer, or the calls that are in it.
+Json OpenAiAnswer::message(const std::string& text, std::string& finish_reason) const {
+  Json value = {{"role", "assistant"}, {"content", text}};
+  if (!request_.calls) return value;
+  ToolCallStream stream(*request_.calls);
+  std::string content;
+  Json calls = Json::array();
+  const auto take = [&](const std::vector<AnswerPiece>& pieces) {
+    for (const AnswerPiece& piece : pieces) {
+      content += piece.content;
+      if (piece.call < 0) continue;
+      if (!piece.name.empty()) calls.push_back(call_json(piece));
+      if (!piece.name.empty()) continue;
+      std::string& arguments = calls.back()["function"]["arguments"].get_ref<std::string&>();
+      arguments += piece.arguments;
+    }
+  };
+  take(stream.add(text));
+  take(stream.finish());
+  if (calls.empty()) return value;
+  value["content"] = content.empty() ? Json() : Json(content);
+  value["tool_calls"] = std::move(calls);
+  if (finish_reason == "stop") finish_reason = "tool_calls";
+  return value;
+}
+
 Json OpenAiAnswer::choice_json(size_t prompt, int64_t index, const GeneratedChoice& choice) const {
   std::string text = answer_text(model_.tokenizer, request_.prompts[prompt], choice);
   if (!request_.echoes.empty()) text = request_.echoes[prompt] + text;
   Json value = {{"index", index}};
+  std::string finish_reason = choice.finish_reason;
   if (request_.is_chat) {
-    value["message"] = {{"role", "assistant"}, {"content", text}};
+    value["message"] = message(text, finish_reason);
   } else {
     value["text"] = text;
   }
   value["logprobs"] = logprobs_json(prompt, choice);
-  value["finish_reason"] = choice.finish_reason;
+  value["finish_reason"] = finish_reason;
   return value;
 }
 
@@ -95,17 +129,11 @@ Json OpenAiAnswer::whole(const std::vector<GenerationResult>& results) const {
   return answer;
 }
 
-std::string OpenAiAnswer::event(int64_t index, const std::string& text, const std::string& finish_reason,
+// `change`: of the text, or of a chat's message.
+std::string OpenAiAnswer::event(int64_t index, const Json& change, const std::string& finish_reason,
                                 Stream* stream) const {
   Json choice = {{"index", index}};
-  if (!request_.is_chat) {
-    choice["text"] = text;
-  } else if (stream) {
-    choice["delta"] = Json::object();
-    if (!text.empty()) choice["delta"]["content"] = text;
-  } else {
-    choice["delta"] = {{"role", "assistant"}, {"content", ""}};
-  }
+  choice[request_.is_chat ? "delta" : "text"] = change;
   const bool has_logprobs = request_.logprobs && stream && !stream->logprobs.empty();
   choice["logprobs"] = has_logprobs ? stream->logprobs.take() : Json();
   choice["finish_reason"] = finish_reason.empty() ? Json() : Json(finish_reason);
@@ -115,15 +143,42 @@ std::string OpenAiAnswer::event(int64_t index, const std::string& text, const st
   return sent(dump_line(chunk));
 }
 
+// What more of the text changes; none: nothing yet.
+std::vector<Json> OpenAiAnswer::changes(Stream& stream, const std::string& text, bool ends) const {
+  const auto content = [&](const std::string& more) {
+    return request_.is_chat ? Json{{"content", more}} : Json(more);
+  };
+  std::vector<Json> all;
+  if (!stream.calls) {
+    if (!text.empty()) all.push_back(content(text));
+    return all;
+  }
+  std::vector<AnswerPiece> pieces = stream.calls->add(text);
+  if (ends) {
+    for (AnswerPiece& piece : stream.calls->finish()) pieces.push_back(std::move(piece));
+  }
+  for (const AnswerPiece& piece : pieces) {
+    if (piece.call < 0) {
+      all.push_back(content(piece.content));
+      continue;
+    }
+    Json call = {{"index", piece.call}};
+    call.update(piece.name.empty() ? Json{{"function", {{"arguments", piece.arguments}}}} : call_json(piece));
+    all.push_back({{"tool_calls", Json::array({call})}});
+  }
+  return all;
+}
+
 std::string OpenAiAnswer::begin() {
   std::string events;
   for (size_t prompt = 0; prompt < request_.prompts.size(); ++prompt) {
     for (int64_t i = 0; i < request_.prompts[prompt].choices; ++i) {
       const auto index = static_cast<int64_t>(streams_.size());
       streams_.push_back(std::make_unique<Stream>(
-          Stream{TextStream(model_.tokenizer, request_.prompts[prompt]), new_logprobs(prompt)}));
-      if (request_.is_chat || !request_.echoes.empty())
-        events += event(index, request_.is_chat ? "" : request_.echoes[prompt], "", nullptr);
+          Stream{TextStream(model_.tokenizer, request_.prompts[prompt]), new_logprobs(prompt), {}}));
+      if (request_.calls) streams_.back()->calls.emplace(*request_.calls);
+      if (request_.is_chat) events += event(index, {{"role", "assistant"}, {"content", ""}}, "", nullptr);
+      if (!request_.echoes.empty()) events += event(index, request_.echoes[prompt], "", nullptr);
     }
   }
   return events;
@@ -133,18 +188,24 @@ std::string OpenAiAnswer::add(size_t prompt, int64_t choice, const GeneratedToke
   const auto index = static_cast<int64_t>(prompt) * request_.prompts[prompt].choices + choice;
   Stream& stream = *streams_.at(index);
   stream.tokens += 1;
-  std::string text = stream.text.add(token.id);
-  if (!token.finish_reason.empty()) text += stream.text.finish();
+  std::string text = stream.text.add(token.id), reason = token.finish_reason;
+  if (!reason.empty()) text += stream.text.finish();
   if (request_.logprobs) stream.logprobs.add(token);
-  if (text.empty() && token.finish_reason.empty() && !request_.logprobs) return "";
-  return event(index, text, token.finish_reason, &stream);
+  std::vector<Json> all = changes(stream, text, !reason.empty());
+  if (all.empty() && reason.empty() && !request_.logprobs) return "";
+  if (all.empty()) all.push_back(request_.is_chat ? Json::object() : Json(""));
+  if (reason == "stop" && stream.calls && stream.calls->calls() > 0) reason = "tool_calls";
+  std::string events;
+  for (size_t i = 0; i < all.size(); ++i)
+    events += event(index, all[i], i + 1 == all.size() ? reason : "", &stream);
+  return events;
 }
 
 std::string OpenAiAnswer::end() const {
   std::string events;
   const bool only_scores = request_.prompts.front().max_new_tokens == 0;
   for (size_t i = 0; only_scores && i < streams_.size(); ++i)
-    events += event(static_cast<int64_t>(i), "", "length", streams_[i].get());
+    events += event(static_cast<int64_t>(i), Json(""), "length", streams_[i].get());
   if (request_.include_usage) {
     int64_t tokens = 0;
     for (const auto& stream : streams_) tokens += stream->tokens;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,7 @@ class OpenAiAnswer {
   struct Stream {
     TextStream text;
     TokenLogprobs logprobs;
+    std::optional<ToolCallStream> calls;  // if the answer may have some
     int64_t tokens = 0;
   };
 
@@ -39,7 +41,9 @@ class OpenAiAnswer {
   nlohmann::ordered_json choice_json(size_t prompt, int64_t index, const GeneratedChoice& choice) const;
   nlohmann::ordered_json logprobs_json(size_t prompt, const GeneratedChoice& choice) const;
   TokenLogprobs new_logprobs(size_t prompt) const;
-  std::string event(int64_t index, const std::string& text, const std::string& finish_reason,
+  nlohmann::ordered_json message(const std::string& text, std::string& finish_reason) const;
+  std::vector<nlohmann::ordered_json> changes(Stream& stream, const std::string& text, bool ends) const;
+  std::string event(int64_t index, const nlohmann::ordered_json& change, const std::string& finish_reason,
                     Stream* stream) const;
 
   const OpenAiRequest& request_;

@@ -6,6 +6,7 @@
 #include "teratron/serve/api/api_error.h"
 #include "teratron/serve/api/chat_messages.h"
 #include "teratron/serve/api/openai_sampling.h"
+#include "teratron/serve/api/response_format.h"
 
 namespace teratron {
 
@@ -59,9 +60,8 @@ void refuse(RequestFields& fields, const std::vector<Unsupported>& list) {
 
 // OpenAI's and vLLM's.
 void refuse_unsupported(RequestFields& fields) {
-  const json text_format = {{"type", "text"}}, no_list = json::array();
-  refuse(fields, {{"response_format", {text_format}},
-                  {"service_tier", {"auto", "default"}},
+  const json no_list = json::array();
+  refuse(fields, {{"service_tier", {"auto", "default"}},
                   {"length_penalty", {1}},
                   {"min_tokens", {0}},
                   {"use_beam_search", {false}},
@@ -189,23 +189,24 @@ void read_completion_logprobs(RequestFields& fields, bool echo, OpenAiRequest& a
 
 }  // namespace
 
-OpenAiRequest parse_completion(const json& body, const ServedModel& model) {
+OpenAiRequest parse_completion(const RequestBody& body, const ServedModel& model) {
   OpenAiRequest all;
   GenerationRequest common{.max_new_tokens = 16};
   bool echo = false;
   try {
-    RequestFields fields(body, "");
+    RequestFields fields(body.fields(), "");
     const bool has_seed = read_common(fields, model, all, common);
     fields.integer("max_tokens", [&](int64_t v) { common.max_new_tokens = v; });
     fields.flag("echo", echo);
     read_completion_logprobs(fields, echo, all, common);
     fields.unsupported("best_of", {1, common.choices}, "Use n");
     refuse(fields, {{"suffix", {""}}, {"add_special_tokens", {true}}, {"prompt_embeds"}});
-    const auto prompt = body.find("prompt");
-    if (prompt == body.end() || prompt->is_null())
+    read_response_format(fields, body, common.form);
+    if (!fields.has("prompt"))
       fields.problem("prompt", "there is no prompt", "Add a text or a list of token ids");
     const std::vector<const json*> prompts = read_prompts(fields, model);
     fields.finish();
+    check_form(common.form);
     for (const json* each : prompts) {
       all.prompts.push_back(common);
       add_prompt(*each, model, echo, all);
@@ -230,9 +231,7 @@ void read_chat_logprobs(RequestFields& fields, OpenAiRequest& all, GenerationReq
 
 void refuse_chat_fields(RequestFields& fields) {
   const json no_list = json::array(), only_text = json::array({"text"});
-  refuse(fields, {{"tools", {no_list}},
-                  {"tool_choice", {"none", "auto"}},
-                  {"functions", {no_list}},
+  refuse(fields, {{"functions", {no_list}},
                   {"function_call", {"none", "auto"}},
                   {"modalities", {only_text}},
                   {"audio"},
@@ -247,8 +246,26 @@ void refuse_chat_fields(RequestFields& fields) {
                   {"documents", {no_list}},
                   {"chat_template"},
                   {"mm_processor_kwargs", {json::object()}}});
-  fields.ignore_flag("parallel_tool_calls");
   fields.ignore_flag("include_reasoning");
+}
+
+// Some tokenizers call the mark of a call special, and it would be missing in texts.
+bool hides_calls(const Tokenizer& tokenizer) {
+  const std::string mark = "<tool_call>";
+  std::vector<int32_t> ids;
+  tokenizer.encode(mark, ids);
+  return std::ranges::any_of(
+      ids, [&](int32_t id) { return tokenizer.is_special(id) && tokenizer.decode({&id, 1}) == mark; });
+}
+
+// Calls are read from the answer; those that must be are the only form that it can have. An answer in JSON
+// may be a call instead.
+void use_tools(const ChatTools& tools, const ChatTemplate& chat, OpenAiRequest& all,
+               GenerationRequest& request) {
+  if (tools.empty()) return;
+  all.calls = {.functions = tools.names(), .parallel = tools.parallel};
+  if (tools.must_call) request.form = {};
+  if (tools.must_call || !request.form.empty()) allow_calls(tools, tool_format(chat), request.form);
 }
 
 // What the template refuses concerns the messages.
@@ -262,11 +279,11 @@ std::vector<int32_t> encoded(const Chat& conversation, const Tokenizer& tokenize
 
 }  // namespace
 
-OpenAiRequest parse_chat(const json& body, const ServedModel& model, const ChatTemplate& chat) {
+OpenAiRequest parse_chat(const RequestBody& body, const ServedModel& model, const ChatTemplate& chat) {
   OpenAiRequest all{.is_chat = true};
   GenerationRequest common{.max_new_tokens = -1};
   try {
-    RequestFields fields(body, "");
+    RequestFields fields(body.fields(), "");
     read_common(fields, model, all, common);
     for (const char* name : {"max_tokens", "max_completion_tokens"}) {
       fields.integer(name, [&](int64_t v) {
@@ -276,11 +293,14 @@ OpenAiRequest parse_chat(const json& body, const ServedModel& model, const ChatT
     }
     read_chat_logprobs(fields, all, common);
     refuse_chat_fields(fields);
-    Chat conversation{.messages = read_messages(fields)};
-    fields.read<json>(
-        "chat_template_kwargs", "an object", [](const json& v) { return v.is_object(); },
-        [&](const json& v) { conversation.variables = v; });
+    read_response_format(fields, body, common.form);
+    const ChatTools tools = read_tools(fields, body);
+    const Chat conversation = read_conversation(fields, tools);
     fields.finish();
+    use_tools(tools, chat, all, common);
+    if (!tools.empty() && hides_calls(model.tokenizer)) common.skip_special_tokens = false;
+    check_form(common.form);
+    check_template_writes_tools(conversation, chat);
     common.prompt = encoded(conversation, model.tokenizer, chat);
   } catch (const UserError& error) {
     throw api_error(error);

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include "teratron/serve/api/api_error.h"
+#include "teratron/serve/api/chat_messages.h"
 #include "teratron/serve/api/megatron_request.h"
+#include "teratron/serve/api/response_format.h"
 #include "teratron/tokenizer/build_tokenizer.h"
 
 namespace teratron {
@@ -97,36 +99,44 @@ TEST(OpenAiRequest, NullIsAsIfTheFieldWereAbsent) {
 
 TEST(OpenAiRequest, RefusesWhatIsNotSupported) {
   const Served served;
-  for (const char* text : {R"({"logit_bias": {"x": 1}})",
-                           R"({"logit_bias": {"5": 101}})",
-                           R"({"logit_bias": {"100": 1}})",
-                           R"({"response_format": {"type": "json_object"}})",
-                           R"({"service_tier": "flex"})",
-                           R"({"min_tokens": 3})",
-                           R"({"use_beam_search": true})",
-                           R"({"best_of": 2})",
-                           R"({"suffix": "x"})",
-                           R"({"bad_words": ["x"]})",
-                           R"({"prompt_logprobs": 1})",
-                           R"({"guided_json": {}})",
-                           R"({"top_k": -2})",
-                           R"({"stream_options": {"continuous_usage_stats": true}})",
-                           R"({"stream_options": {"inclde_usage": true}})",
-                           R"({"user": 5})",
-                           R"({"metadata": "x"})",
-                           R"({"ignore_eos": 1})",
-                           R"({"skip_special_tokens": "no"})",
-                           R"({"stop_token_ids": ["x"]})",
-                           R"({"stream_options": {"include_usage": 1}})",
-                           R"({"modalities": ["text"]})"}) {
+  for (const char* text :
+       {R"({"logit_bias": {"x": 1}})",
+        R"({"logit_bias": {"5": 101}})",
+        R"({"logit_bias": {"100": 1}})",
+        R"({"response_format": {"type": "xml"}})",
+        R"({"response_format": {"type": "json_schema"}})",
+        R"({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}})",
+        R"({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}})",
+        R"({"service_tier": "flex"})",
+        R"({"min_tokens": 3})",
+        R"({"use_beam_search": true})",
+        R"({"best_of": 2})",
+        R"({"suffix": "x"})",
+        R"({"bad_words": ["x"]})",
+        R"({"prompt_logprobs": 1})",
+        R"({"guided_json": {}})",
+        R"({"top_k": -2})",
+        R"({"stream_options": {"continuous_usage_stats": true}})",
+        R"({"stream_options": {"inclde_usage": true}})",
+        R"({"user": 5})",
+        R"({"metadata": "x"})",
+        R"({"ignore_eos": 1})",
+        R"({"skip_special_tokens": "no"})",
+        R"({"stop_token_ids": ["x"]})",
+        R"({"stream_options": {"include_usage": 1}})",
+        R"({"modalities": ["text"]})"}) {
     const json fields = json::parse(text);
     EXPECT_NE(served.completion_error(fields).find(fields.begin().key()), std::string::npos)
         << text << ": " << served.completion_error(fields);
   }
-  for (const char* text :
-       {R"({"reasoning_effort": "low"})", R"({"modalities": ["text", "audio"]})", R"({"tools": [{}]})",
-        R"({"audio": {}})", R"({"tool_choice": "required"})", R"({"verbosity": "high"})",
-        R"({"top_logprobs": 1})", R"({"chat_template_kwargs": 5})"}) {
+  for (const char* text : {R"({"reasoning_effort": "low"})", R"({"modalities": ["text", "audio"]})",
+                           R"({"tools": [{}]})", R"({"tools": {}})",
+                           R"({"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]})",
+                           R"({"tool_choice": "some"})", R"({"tool_choice": {"type": "function"}})",
+                           R"({"tool_choice": {"type": "function", "function": {"name": "f"}}})",
+                           R"({"parallel_tool_calls": 1})", R"({"functions": [{}]})", R"({"audio": {}})",
+                           R"({"tool_choice": "required"})", R"({"verbosity": "high"})",
+                           R"({"top_logprobs": 1})", R"({"chat_template_kwargs": 5})"}) {
     const json fields = json::parse(text);
     EXPECT_NE(served.chat_error(fields).find(fields.begin().key()), std::string::npos) << text;
   }
@@ -194,11 +204,106 @@ TEST(OpenAiRequest, AnAnswerCanBeSentBack) {
                                  "tool_calls": [], "reasoning_content": "", "name": "n"})",
        R"({"role": "assistant", "content": null})", R"({"role": "assistant"})"})
     EXPECT_EQ(error(answer).find("messages[0]"), std::string::npos) << error(answer);
-  for (const char* answer : {R"({"role": "user", "content": null})", R"({"role": "user"})",
-                             R"({"role": null, "content": "1"})", R"({"role": "assistant", "content": 5})",
-                             R"({"role": "assistant", "content": "1", "tool_calls": [1]})",
-                             R"({"role": "user", "content": [{"type": "text", "text": null}]})"})
+  for (const char* answer :
+       {R"({"role": "user", "content": null})", R"({"role": "user"})", R"({"role": null, "content": "1"})",
+        R"({"role": "assistant", "content": 5})",
+        R"({"role": "assistant", "content": "1", "tool_calls": [1]})",
+        R"({"role": "assistant", "tool_calls": {}, "content": 5})",
+        R"({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]})",
+        R"({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]})",
+        R"({"role": "user", "content": [{"type": "text", "text": null}]})"})
     EXPECT_NE(error(answer).find("messages[0]"), std::string::npos) << answer;
+}
+
+constexpr const char* one_tool =
+    R"([{"type": "function", "function": {"name": "f", "description": "d", "strict": true,
+    "parameters": {"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}}}},
+    {"type": "function", "function": {"name": "g"}}])";
+
+TEST(OpenAiRequest, ToolsReachTheTemplateAndTheForm) {
+  const RequestBody body(std::string(R"({"tools": )") + one_tool + R"(, "tool_choice": "required"})");
+  RequestFields fields(body.fields(), "");
+  const ChatTools tools = read_tools(fields, body);
+  fields.finish();
+  EXPECT_EQ(tools.names(), (std::vector<std::string>{"f", "g"}));
+  EXPECT_TRUE(tools.must_call);
+  EXPECT_EQ(tools.list[0]["function"]["parameters"]["properties"].dump(),
+            R"({"b":{"type":"integer"},"a":{}})")
+      << "in their order";
+  AnswerForm hermes, llama;
+  allow_calls(tools, ToolFormat::hermes, hermes);
+  allow_calls(tools, ToolFormat::llama3, llama);
+  EXPECT_EQ(hermes.some_of.size(), 2U);
+  EXPECT_EQ(hermes.some_of[0].before, "<tool_call>\n{\"name\": \"f\", \"arguments\": ");
+  EXPECT_EQ(hermes.between, "\n");
+  EXPECT_EQ(llama.some_of[1].before, "{\"name\": \"g\", \"parameters\": ");
+  EXPECT_EQ(llama.between, "");
+  for (const AnswerForm& form : {hermes, llama}) check_form(form);
+}
+
+TEST(OpenAiRequest, ToolChoiceSelectsFunctions) {
+  const auto read = [](const std::string& choice) {
+    const RequestBody body(std::string(R"({"tools": )") + one_tool + R"(, "tool_choice": )" + choice + "}");
+    RequestFields fields(body.fields(), "");
+    const ChatTools tools = read_tools(fields, body);
+    fields.finish();
+    return tools;
+  };
+  EXPECT_TRUE(read("\"none\"").empty());
+  EXPECT_TRUE(read("\"none\"").list.is_null());
+  EXPECT_FALSE(read("\"auto\"").must_call);
+  const ChatTools named = read(R"({"type": "function", "function": {"name": "g"}})");
+  EXPECT_EQ(named.names(), (std::vector<std::string>{"g"}));
+  EXPECT_EQ(named.list.size(), 2U) << "the template shows all";
+  EXPECT_TRUE(named.must_call && !named.parallel);
+  EXPECT_THROW(read(R"({"type": "function", "function": {"name": "h"}})"), UserError);
+}
+
+TEST(OpenAiRequest, TheFormOfCallsIsThatOfTheTemplate) {
+  const auto jinja = [](const char* call) {
+    return ChatTemplate::of_jinja(std::string("{% for m in messages %}{% for c in m.tool_calls or [] %}") +
+                                      call + "{% endfor %}{% endfor %}",
+                                  "t");
+  };
+  EXPECT_EQ(tool_format(jinja("<tool_call>{{ c.function | tojson }}</tool_call>")), ToolFormat::hermes);
+  EXPECT_EQ(
+      tool_format(jinja(
+          "{\"name\": \"{{ c.function.name }}\", \"parameters\": {{ c.function.arguments | tojson }}}")),
+      ToolFormat::llama3);
+  EXPECT_EQ(tool_format(jinja("{{ raise_exception('no') }}")), ToolFormat::hermes);
+}
+
+TEST(OpenAiRequest, MessagesCarryCallsAndResults) {
+  const json body = json::parse(R"({"messages": [
+      {"role": "assistant", "content": null, "tool_calls": [{"id": "c1", "type": "function", "index": 0,
+       "function": {"name": "f", "arguments": "{\"b\": 1, \"a\": [2]}"}}]},
+      {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "5"}]}]})");
+  RequestFields fields(body, "");
+  const Chat chat = read_conversation(fields, {});
+  fields.finish();
+  ASSERT_EQ(chat.messages.size(), 2U);
+  EXPECT_EQ(chat.messages[0].more["tool_calls"][0]["function"]["arguments"].dump(), R"({"b":1,"a":[2]})");
+  EXPECT_TRUE(chat.messages[0].more["content"].is_null());
+  EXPECT_EQ(chat.messages[1].more["tool_call_id"], "c1");
+  EXPECT_EQ(chat.messages[1].content, "5");
+}
+
+TEST(OpenAiRequest, TemplatesWithoutAPlaceForTools) {
+  const Chat chat{.messages = {{"user", "1"}}, .tools = json::parse(one_tool)};
+  EXPECT_THROW(check_template_writes_tools(chat, ChatTemplate::find("chatml")), UserError);
+  check_template_writes_tools(chat, ChatTemplate::of_jinja("{{ tools | tojson }}", "t"));
+}
+
+TEST(OpenAiRequest, FormsReachOtherRanks) {
+  const Served served;
+  const OpenAiRequest request = served.completion(json::parse(
+      R"({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": {"type": "integer"}}}})"));
+  ASSERT_EQ(request.prompts[0].form.one_of.size(), 1U);
+  EXPECT_EQ(request.prompts[0].form.one_of[0].schema, R"({"type":"integer"})");
+  EXPECT_EQ(deserialize_request(serialize(request.prompts[0])).form.one_of[0].schema,
+            R"({"type":"integer"})");
+  EXPECT_EQ(served.completion({{"response_format", {{"type", "json_object"}}}}).prompts[0].form.one_of.size(),
+            1U);
 }
 
 }  // namespace

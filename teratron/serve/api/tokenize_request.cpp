@@ -13,7 +13,7 @@ namespace {
 using nlohmann::json;
 
 // The text to tokenize: a prompt, or what the template makes of messages.
-std::string text_of(RequestFields& fields, const ChatTemplate* chat) {
+std::string text_of(RequestFields& fields, const RequestBody& body, const ChatTemplate* chat) {
   if (!fields.has("messages")) {
     std::optional<std::string> prompt;
     fields.text("prompt", [&](const std::string& text) { prompt = text; });
@@ -26,19 +26,21 @@ std::string text_of(RequestFields& fields, const ChatTemplate* chat) {
   }
   bool asks = true;
   fields.flag("add_generation_prompt", asks);
-  const std::vector<ChatMessage> messages = read_messages(fields);
+  const Chat conversation = read_conversation(fields, read_tools(fields, body));
   fields.finish();
-  return chat->text({.messages = messages}, asks);
+  check_template_writes_tools(conversation, *chat);
+  return chat->text(conversation, asks);
 }
 
 }  // namespace
 
-nlohmann::ordered_json tokenize_answer(const json& body, const ServedModel& model, const ChatTemplate* chat) {
+nlohmann::ordered_json tokenize_answer(const RequestBody& body, const ServedModel& model,
+                                       const ChatTemplate* chat) {
   try {
-    RequestFields fields(body, "");
+    RequestFields fields(body.fields(), "");
     fields.ignore_text("model");
     fields.ignore_flag("add_special_tokens");
-    const std::string text = text_of(fields, chat);
+    const std::string text = text_of(fields, body, chat);
     fields.finish();
     std::vector<int32_t> ids;
     model.tokenizer.encode(text, ids);
@@ -48,9 +50,9 @@ nlohmann::ordered_json tokenize_answer(const json& body, const ServedModel& mode
   }
 }
 
-nlohmann::ordered_json detokenize_answer(const json& body, const ServedModel& model) {
+nlohmann::ordered_json detokenize_answer(const RequestBody& body, const ServedModel& model) {
   try {
-    RequestFields fields(body, "");
+    RequestFields fields(body.fields(), "");
     fields.ignore_text("model");
     if (!fields.has("tokens")) fields.problem("tokens", "there are no tokens", "Add a list of token ids");
     std::vector<int32_t> ids;
