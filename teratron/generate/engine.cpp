@@ -68,7 +68,8 @@ void Engine::allocate(int64_t rows) {
       model_, StageRunner::Options{
                   .capacity = {.page_size = settings_.page_size, .pages = pages, .slots = slots_->pages()},
                   .max_rows = rows,
-                  .graphs = settings_.graphs});
+                  .graphs = settings_.graphs,
+                  .adapters = settings_.adapters});
   allocated_rows_ = rows;
 }
 
@@ -170,7 +171,9 @@ void Engine::add_row(Plan& plan, Active& active, Sequence& sequence, int64_t tok
                                      .pages = &sequence.pages,
                                      .slot = sequence.slot,
                                      .source_pages = &active.source_pages,
-                                     .source_length = static_cast<int64_t>(active.request.source.size())});
+                                     .source_length = static_cast<int64_t>(active.request.source.size()),
+                                     .adapter = active.request.adapter,
+                                     .sums = active.request.embeds});
   const bool is_first = &sequence == active.sequences.data();
   if (is_first && sequence.cached == 0 && model_.source) row.source_tokens = &active.request.source;
   if (tokens == active.left_to_run(sequence) && active.request.max_new_tokens > 0) {
@@ -200,9 +203,14 @@ bool Engine::continues(const Plan& plan) const {
 
 Engine::Plan Engine::plan_step() {
   Plan plan;
-  for (const auto& active : active_) {
-    for (Sequence& sequence : active->sequences) {
-      if (!sequence.finish_reason && active->left_to_run(sequence) == 1) add_row(plan, *active, sequence, 1);
+  const auto adapters = static_cast<int64_t>(settings_.adapters.size());
+  for (int64_t adapter = 0; adapter <= adapters; ++adapter) {
+    for (const auto& active : active_) {
+      if (active->request.adapter != adapter) continue;
+      for (Sequence& sequence : active->sequences) {
+        if (!sequence.finish_reason && active->left_to_run(sequence) == 1)
+          add_row(plan, *active, sequence, 1);
+      }
     }
   }
   int64_t room = settings_.prompt_tokens;
@@ -232,13 +240,15 @@ bool Engine::step() {
 }
 
 void Engine::apply(const Plan& plan, const StepOutput& output) {
-  size_t choice = 0, target = 0;
+  size_t choice = 0, target = 0, sum = 0;
   for (size_t i = 0; i < plan.entries.size(); ++i) {
     const auto& [active, sequence, targets, chooses] = plan.entries[i];
     sequence->cached += plan.step.rows[i].tokens;
-    for (size_t t = 0; t < targets; ++t) add_logprobs(*active, *sequence, output.targets[target++]);
+    for (size_t t = 0; t < targets; ++t)
+      sequence->add_logprobs(output.targets[target++], active->request.top_logprobs);
     if (chooses && !active->has_beams()) apply_token(*active, *sequence, output.choices[choice]);
     if (chooses) ++choice;
+    if (active->request.embeds) sequence->add_states(output.sums[sum++]);
     const bool scored = active->request.max_new_tokens == 0 && active->left_to_run(*sequence) <= 0;
     if (scored) sequence->finish_reason = "length";
   }
@@ -255,22 +265,12 @@ void Engine::apply(const Plan& plan, const StepOutput& output) {
   }
 }
 
-// `tokens`: the token of the answer or the prompt, then the most probable ones.
-void Engine::add_logprobs(const Active& active, Sequence& sequence,
-                          const std::vector<StepOutput::Token>& tokens) {
-  sequence.logprobs.push_back(tokens.front().logprob);
-  const int64_t count = std::min(active.request.top_logprobs, static_cast<int64_t>(tokens.size()) - 1);
-  if (active.request.top_logprobs == 0) return;
-  std::vector<TokenLogprob>& top = sequence.top.emplace_back();
-  for (int64_t i = 1; i <= count; ++i) top.push_back({static_cast<int32_t>(tokens[i].id), tokens[i].logprob});
-}
-
 void Engine::apply_token(Active& active, Sequence& sequence, const std::vector<StepOutput::Token>& tokens) {
   const GenerationRequest& request = active.request;
   const int32_t before = sequence.tokens.back(), token = static_cast<int32_t>(tokens.front().id);
   sequence.tokens.push_back(token);
   sequence.top_p = decayed_top_p(sequence.top_p, request.sampling);
-  if (request.logprobs) add_logprobs(active, sequence, tokens);
+  if (request.logprobs) sequence.add_logprobs(tokens, request.top_logprobs);
   generated_ += 1;
   if (rules_.is_stop(request.stop, before, token, sequence.progress)) {
     sequence.finish_reason = "stop";
@@ -346,7 +346,8 @@ void Engine::finish(Active& active, const char* reason) {
     result.choices.push_back({.tokens = active.new_tokens(sequence),
                               .finish_reason = sequence.finish_reason ? sequence.finish_reason : reason,
                               .logprobs = std::move(sequence.logprobs),
-                              .top = std::move(sequence.top)});
+                              .top = std::move(sequence.top),
+                              .embedding = sequence.mean_states(active.prompt())});
     for (const int32_t page : sequence.pages) pool_->give_back(page);
     slots_->give_back(sequence.slot);
   }

@@ -43,6 +43,7 @@ struct EngineSettings {
   int64_t page_size = 16;      // a power of 2
   int64_t prompt_tokens = 0;   // of prompts in a step; 0: 4,096 on a GPU, 512 on a CPU
   bool graphs = true;
+  std::vector<const LanguageModel*> adapters = {};  // the same model with other weights
 };
 
 struct EngineLoad {
@@ -91,8 +92,6 @@ class Engine {
   void add_row(Plan& plan, Active& active, Sequence& sequence, int64_t tokens);
   bool continues(const Plan& plan) const;
   void apply(const Plan& plan, const StepOutput& output);
-  static void add_logprobs(const Active& active, Sequence& sequence,
-                           const std::vector<StepOutput::Token>& tokens);
   void apply_token(Active& active, Sequence& sequence, const std::vector<StepOutput::Token>& tokens);
   void apply_beams(Active& active, const std::vector<std::vector<StepOutput::Token>>& best);
   void finish(Active& active, const char* reason);

@@ -14,8 +14,26 @@ struct Engine::Sequence {
   AnswerProgress progress = {};
   std::vector<double> logprobs;
   std::vector<std::vector<TokenLogprob>> top;
+  std::vector<double> state_sums = {};  // of the prompt's tokens, if it is embedded
   const char* finish_reason = nullptr;  // null: not finished
 
+  /// `tokens`: the token of the answer or the prompt, then the most probable ones, of which `count` are kept.
+  void add_logprobs(const std::vector<StepOutput::Token>& tokens, int64_t count) {
+    logprobs.push_back(tokens.front().logprob);
+    if (count == 0) return;
+    const size_t end = std::min<size_t>(static_cast<size_t>(count) + 1, tokens.size());
+    std::vector<TokenLogprob>& kept = top.emplace_back();
+    for (size_t i = 1; i < end; ++i) kept.push_back({static_cast<int32_t>(tokens[i].id), tokens[i].logprob});
+  }
+  void add_states(const std::vector<double>& sums) {
+    state_sums.resize(sums.size());
+    for (size_t i = 0; i < sums.size(); ++i) state_sums[i] += sums[i];
+  }
+  std::vector<double> mean_states(int64_t tokens) const {
+    std::vector<double> mean = state_sums;
+    for (double& each : mean) each /= static_cast<double>(tokens);
+    return mean;
+  }
   int64_t length() const { return static_cast<int64_t>(tokens.size()); }
 };
 
@@ -35,7 +53,7 @@ struct Engine::Active {
   bool has_beams() const { return request.searches(); }
   /// Tokens that must still run; nothing follows the last one of a prompt that is only scored.
   int64_t left_to_run(const Sequence& sequence) const {
-    const bool skips_last = request.max_new_tokens == 0 && sequence.length() > 1;
+    const bool skips_last = request.max_new_tokens == 0 && sequence.length() > 1 && !request.embeds;
     return sequence.length() - sequence.cached - (skips_last ? 1 : 0);
   }
   std::vector<int32_t> new_tokens(const Sequence& sequence) const {

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/log.h"
+#include "teratron/base/tensor_dtype.h"
 #include "teratron/generate/model_ranks.h"
 #include "teratron/hf/hf_checkpoint.h"
 #include "teratron/hf/peft.h"
@@ -239,6 +240,67 @@ void load_all(const Arguments& given, ParameterSet& parameters, const ModelFiles
   load_weights(parameters, MergedLora(source, std::move(adapters)), world);
 }
 
+struct AdapterBase {
+  const ModelFiles& files;
+  const ModelPlan& plan;
+  const InferenceRanks& ranks;
+  LoadedModel& loaded;
+  HostGroup& world;
+};
+
+// Reads the weights that the adapters change, merged with them.
+void load_changed(LoadedAdapter& adapter, const LoraAdapters& changes, const AdapterBase& base) {
+  const auto own = base.files.saved ? reader_of(*base.files.saved, *adapter.parameters, base.world) : nullptr;
+  const CheckpointSource& source = own ? static_cast<const CheckpointSource&>(*own) : *base.files.foreign;
+  constexpr std::string_view end = ".weight";
+  const auto changes_weight = [&](const std::string& name) {
+    return name.ends_with(end) && changes.contains(name.substr(0, name.size() - end.size()));
+  };
+  HostTensors tensors;
+  for (Parameter& parameter : adapter.parameters->all()) {
+    if (changes_weight(parameter.name)) parameter.tensor = parameter.tensor.clone();
+  }
+  for (const StateTensor& state : weight_tensors(*adapter.parameters)) {
+    if (!changes_weight(state.name)) continue;
+    const auto saved = source.info().tensors.find(state.name);
+    const bool is_known = saved != source.info().tensors.end();
+    tensors.add(state, is_known ? scalar_type_of(saved->second.dtype).value_or(state.type()) : state.type());
+  }
+  std::vector<std::string> others;
+  for (const auto& [name, tensor] : source.info().tensors) {
+    if (!changes_weight(name)) others.push_back(name);
+  }
+  load_tensors(MergedLora(source, changes), tensors.list(), others, base.world);
+  tensors.copy_from_host();
+}
+
+LoadedAdapter load_adapter(const NamedAdapter& named, const AdapterBase& base) {
+  const ParameterSet::Options& options = base.loaded.parameters->options();
+  LoadedAdapter adapter{.name = named.name,
+                        .parameters = std::make_unique<ParameterSet>(ParameterSet::Options{
+                            .dtype = options.dtype, .device = options.device, .seed = 0, .aliases = true}),
+                        .model = {}};
+  adapter.model = language_model(base.plan, *adapter.parameters, base.ranks);
+  adapter.parameters->alias(*base.loaded.parameters);
+  LoraAdapters changes;
+  run_on_all_ranks(base.world, [&] { changes = given_adapters(named.folder, base.files.info()); });
+  load_changed(adapter, changes, base);
+  adapter.parameters->on_loaded(/*training_state=*/false);
+  return adapter;
+}
+
+// Weights that other adapters changed could not be shared.
+void check_adapters(const Arguments& given, const ModelFiles& files, const InferenceOptions& options) {
+  if (options.adapters.empty()) return;
+  const bool has_own = files.saved && !adapter_parts(files.info()).empty();
+  if (!given.lora && !has_own) return;
+  throw config_error(
+      {.what = has_own ? "the checkpoint has adapters, beside which no others can be loaded"
+                       : "adapters are given with and without a name",
+       .where = "--lora",
+       .fix = has_own ? "Merge them first: teratron ckpt merge-lora" : "Give each a name: --lora NAME=DIR"});
+}
+
 }  // namespace
 
 InferenceRanks inference_ranks(const Arguments& args, const ModelPlan& plan, const Mesh& mesh) {
@@ -257,6 +319,7 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
   }
   Communicator& world = *mesh.world().communicator;
   const ModelFiles files(given, world);
+  check_adapters(given.args, files, options);
   LoadedModel loaded{.checkpoint = files.info()};
   loaded.args = merge_settings(given, loaded.checkpoint);
   if (world.rank() == 0) print_ignored(given, loaded.args);
@@ -274,9 +337,12 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
   read_family_settings(family, loaded.checkpoint.config, loaded.checkpoint.path.string());
   check_context_parallel_model(loaded.args, family, mesh);
   const ModelPlan plan = family.plan(loaded.args, saved.vocabulary);
-  loaded.model = language_model(plan, *loaded.parameters, inference_ranks(loaded.args, plan, mesh));
+  const InferenceRanks ranks = inference_ranks(loaded.args, plan, mesh);
+  loaded.model = language_model(plan, *loaded.parameters, ranks);
   loaded.model.context_parallel = mesh.group(Axis::cp);
   load_all(given.args, *loaded.parameters, files, world);
+  for (const NamedAdapter& each : options.adapters)
+    loaded.adapters.push_back(load_adapter(each, {files, plan, ranks, loaded, world}));
   return loaded;
 }
 

@@ -3,6 +3,8 @@
 
 #include <memory>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/comm/mesh/mesh.h"
@@ -12,19 +14,33 @@
 
 namespace teratron {
 
+/// LoRA adapters in PEFT's format.
+struct NamedAdapter {
+  std::string name, folder;
+};
+
+/// The model with weights that adapters changed; all others share the model's memory.
+struct LoadedAdapter {
+  std::string name;
+  std::unique_ptr<ParameterSet> parameters;
+  LanguageModel model;
+};
+
 /// The model refers to the parameters.
 struct LoadedModel {
   Arguments args;  // the checkpoint's, overridden by the user's
   CheckpointInfo checkpoint;
   std::unique_ptr<ParameterSet> parameters;
   LanguageModel model;
+  std::vector<LoadedAdapter> adapters = {};
 };
 
 struct InferenceOptions {
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
-  bool generates = false;                 // text; refused for models that do not
-  std::span<const Family> families = {};  // of a program on the library, besides the built-in ones
+  bool generates = false;                       // text; refused for models that do not
+  std::span<const Family> families = {};        // of a program on the library, besides the built-in ones
+  std::span<const NamedAdapter> adapters = {};  // to be loaded beside the model
 };
 
 /// The part of this rank of `mesh` in a model that is divided as `args` say. UserError(config) if an

@@ -53,7 +53,7 @@ void check_prompt(const GenerationRequest& request, const RequestLimits& limits,
   }
   check_ids(request.prompt, "tokens", limits, problems);
   // The last token of a prompt is the model's input only if another one follows it.
-  const int64_t longest = limits.max_positions + (request.max_new_tokens > 0 ? -1 : 1);
+  const int64_t longest = limits.max_positions + (request.max_new_tokens > 0 ? -1 : request.embeds ? 0 : 1);
   if (length > longest) {
     problems.push_back({.what = fmt::format("the prompt has {} tokens and the model {} positions", length,
                                             limits.max_positions),
@@ -81,7 +81,7 @@ void check_answers(const GenerationRequest& request, const RequestLimits& limits
   const int64_t width = request.beams.width;
   check_range(request.max_new_tokens >= 0, fmt::format("{} is below 0", request.max_new_tokens),
               "max_new_tokens", problems);
-  if (request.max_new_tokens == 0 && !request.logprobs) {
+  if (request.max_new_tokens == 0 && !request.logprobs && !request.embeds) {
     problems.push_back({.what = "no new tokens are asked for, and no log probabilities",
                         .where = "max_new_tokens",
                         .fix = "Set logprobs for the log probabilities of the prompt"});
@@ -149,7 +149,9 @@ std::string serialize(const GenerationRequest& r) {
                                 {"logprobs", r.logprobs},
                                 {"logprobs_from", r.logprobs_from},
                                 {"skip_special_tokens", r.skip_special_tokens},
-                                {"top_logprobs", r.top_logprobs}};
+                                {"top_logprobs", r.top_logprobs},
+                                {"embeds", r.embeds},
+                                {"adapter", r.adapter}};
   return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -184,7 +186,9 @@ GenerationRequest deserialize_request(const std::string& text) {
           .sequence = value.at("sequence"),
           .logprobs = value.at("logprobs"),
           .logprobs_from = value.at("logprobs_from"),
-          .top_logprobs = value.at("top_logprobs")};
+          .top_logprobs = value.at("top_logprobs"),
+          .embeds = value.at("embeds"),
+          .adapter = value.at("adapter")};
 }
 
 }  // namespace teratron

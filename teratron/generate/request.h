@@ -57,6 +57,8 @@ struct GenerationRequest {
   bool logprobs = false;
   int64_t logprobs_from = 1;  // the first token of the prompt whose log probability is asked for
   int64_t top_logprobs = 0;   // with each of them those of so many of the most probable tokens
+  bool embeds = false;        // the mean of the prompt's last states, and no answer (max_new_tokens 0)
+  int64_t adapter = 0;        // EngineSettings::adapters from 1 on; 0: the model itself
   /// Called with each new token of answer `choice`, not during a beam search; may be empty.
   std::function<void(int64_t choice, const GeneratedToken& token)> on_token = {};
 
@@ -71,6 +73,7 @@ struct GeneratedChoice {
       logprobs;  // if asked: of the prompt's tokens from logprobs_from on, then of the new ones
   std::vector<std::vector<TokenLogprob>> top;  // if asked: of each of them, the most probable tokens there
   double score = 0.0;                          // of a beam
+  std::vector<double> embedding = {};          // if asked
 };
 
 struct GenerationResult {

@@ -204,8 +204,8 @@ std::vector<Activations> StageRunner::run_chunks(const std::vector<StepInput>& p
   std::vector<Activations> outputs;
   std::vector<Work> sent;
   for (size_t c = 0; c < model_.chunks.size(); ++c) {
-    Model& chunk = *model_.chunks[c];
     for (const StepInput& part : parts) {
+      Model& chunk = *model_of(part).chunks[c];
       describe_rows(part);
       const MicroBatch batch = batch_of(part);
       const Activations output = chunk.forward(receive_input(model_, chunk, batch), batch, states_[c].get());
@@ -220,13 +220,38 @@ std::vector<Activations> StageRunner::run_chunks(const std::vector<StepInput>& p
   return outputs;
 }
 
+const LanguageModel& StageRunner::model_of(const StepInput& part) const {
+  const int64_t adapter = part.rows.front().adapter;
+  return adapter == 0 ? model_ : *options_.adapters[static_cast<size_t>(adapter) - 1];
+}
+
+// [rows that want one * H]
+at::Tensor StageRunner::state_sums(const StepInput& part, const Activations& output) const {
+  std::vector<at::Tensor> sums = {
+      at::empty({0}, at::TensorOptions().dtype(at::kDouble).device(model_.device))};
+  for (const StepRow& row : part.rows) {
+    if (!row.sums) continue;
+    const at::Tensor states_TH = output[model_.text.hidden].narrow(0, row.first_token, row.tokens);
+    sums.push_back(states_TH.to(at::kDouble).sum(0).flatten());
+  }
+  return at::cat(sums);
+}
+
+// Stages without the head know it by what they send.
+int64_t StageRunner::hidden_size(const StepInput& step) const {
+  for (const Channel& channel : model_.channels) {
+    if (channel.name == model_.text.hidden) return channel.shape(batch_of(step), 1).back();
+  }
+  return 0;
+}
+
 // Values in the order of the choices: id and log probability of each token.
 at::Tensor StageRunner::next_tokens(const StepInput& part, const Activations& output) const {
   if (part.choices.empty())
     return at::empty({0}, at::TensorOptions().dtype(at::kDouble).device(model_.device));
   std::vector<int64_t> tokens;
   for (const StepChoice& choice : part.choices) tokens.push_back(choice.token);
-  const at::Tensor logits_RV = gathered_logits(model_, some_tokens(model_, output, tokens));
+  const at::Tensor logits_RV = gathered_logits(model_of(part), some_tokens(model_, output, tokens));
   std::vector<at::Tensor> values;
   for (size_t begin = 0; begin < part.choices.size();) {
     // Neighbors that are sampled, or one whose best tokens are wanted.
@@ -268,7 +293,7 @@ at::Tensor StageRunner::target_logprobs(const StepInput& part, const Activations
       next.push_back(part.targets[i].next);
     }
     const at::Tensor logprobs =
-        gathered_logits(model_, some_tokens(model_, output, tokens)).to(at::kDouble).log_softmax(1);
+        gathered_logits(model_of(part), some_tokens(model_, output, tokens)).to(at::kDouble).log_softmax(1);
     values.push_back(with_top_tokens(long_tensor(next, model_.device), logprobs, part.top).flatten());
   }
   return at::cat(values);
@@ -299,6 +324,10 @@ StepOutput StageRunner::unpack(const StepInput& step, const at::Tensor& values) 
   };
   for (const StepChoice& choice : step.choices) output.choices.push_back(read(tokens_of(step, choice)));
   for (size_t i = 0; i < step.targets.size(); ++i) output.targets.push_back(read(tokens_of(step, {})));
+  const auto wanted = std::ranges::count_if(step.rows, [](const StepRow& row) { return row.sums; });
+  const double* const end = values.const_data_ptr<double>() + values.numel();
+  const int64_t size = wanted == 0 ? 0 : (end - next) / wanted;
+  for (int64_t i = 0; i < wanted; ++i, next += size) output.sums.emplace_back(next, next + size);
   return output;
 }
 
@@ -309,7 +338,7 @@ bool StageRunner::decodes_only(const StepInput& step) const {
          std::all_of(step.choices.begin(), step.choices.end(),
                      [](const StepChoice& choice) { return choice.best == 0 && choice.edits.empty(); }) &&
          std::none_of(step.rows.begin(), step.rows.end(),
-                      [](const StepRow& row) { return row.source_tokens != nullptr; });
+                      [](const StepRow& row) { return row.source_tokens != nullptr || row.adapter != 0; });
 }
 
 StepOutput StageRunner::decode(const StepInput& step) {
@@ -334,22 +363,27 @@ StepOutput StageRunner::run(const StepInput& step) {
   const Group& pipeline = model_.pipeline.group;
   const std::vector<StepInput> parts = split_step(step, pipeline.size);
   const std::vector<Activations> outputs = run_chunks(parts);
-  std::vector<at::Tensor> choices, targets;
+  std::vector<at::Tensor> choices, targets, sums;
   for (size_t i = 0; i < outputs.size(); ++i) {
     choices.push_back(next_tokens(parts[i], outputs[i]));
     targets.push_back(target_logprobs(parts[i], outputs[i]));
+    sums.push_back(state_sums(parts[i], outputs[i]));
   }
   int64_t values = 0;
   for (const StepChoice& choice : step.choices) values += 2 * tokens_of(step, choice);
   values += 2 * tokens_of(step, {}) * static_cast<int64_t>(step.targets.size());
+  const auto wanted = std::ranges::count_if(step.rows, [](const StepRow& row) { return row.sums; });
   at::Tensor result;
   if (model_.has_head()) {
     choices.insert(choices.end(), targets.begin(), targets.end());
+    choices.insert(choices.end(), sums.begin(), sums.end());
     result = agreed(at::cat(choices));
   } else {
+    if (wanted > 0) values += wanted * hidden_size(step);
     result = at::empty({values}, at::TensorOptions().dtype(at::kDouble).device(model_.device));
   }
-  if (pipeline.size > 1 && values > 0) pipeline.communicator->broadcast(result, pipeline.size - 1).wait();
+  if (pipeline.size > 1 && values + wanted > 0)
+    pipeline.communicator->broadcast(result, pipeline.size - 1).wait();
   return unpack(step, result.to(at::kCPU));
 }
 

@@ -21,8 +21,9 @@ class StageRunner {
  public:
   struct Options {
     StateCapacity capacity;
-    int64_t max_rows = 1;  // of a step that decodes
-    bool graphs = true;    // where they are possible
+    int64_t max_rows = 1;                             // of a step that decodes
+    bool graphs = true;                               // where they are possible, for rows without adapters
+    std::vector<const LanguageModel*> adapters = {};  // the same model with other weights
   };
   /// Collective over the pipeline.
   StageRunner(const LanguageModel& model, const Options& options);
@@ -41,6 +42,10 @@ class StageRunner {
   StepOutput decode(const StepInput& step);
   void connect_stages() const;
   MicroBatch batch_of(const StepInput& part) const;
+  /// Whose weights the rows of a part use.
+  const LanguageModel& model_of(const StepInput& part) const;
+  at::Tensor state_sums(const StepInput& part, const Activations& output) const;
+  int64_t hidden_size(const StepInput& step) const;
   at::Tensor next_tokens(const StepInput& part, const Activations& output) const;
   at::Tensor target_logprobs(const StepInput& part, const Activations& output) const;
   at::Tensor agreed(const at::Tensor& values) const;

@@ -34,16 +34,18 @@ StepInput part_of(const StepInput& step, size_t begin, size_t end) {
 }  // namespace
 
 std::vector<StepInput> split_step(const StepInput& step, int64_t parts) {
-  const bool has_source =
-      std::any_of(step.rows.begin(), step.rows.end(), [](const StepRow& row) { return row.source_tokens; });
-  if (parts == 1 && !has_source) return {step};
+  const bool is_one = std::ranges::none_of(step.rows, [&](const StepRow& row) {
+    return row.source_tokens || row.adapter != step.rows.front().adapter;
+  });
+  if (parts == 1 && is_one) return {step};
   const auto tokens = static_cast<int64_t>(step.tokens.size());
   const int64_t wanted = (tokens + parts - 1) / parts;
   std::vector<StepInput> all;
   for (size_t begin = 0; begin < step.rows.size();) {
     size_t end = begin;
     for (int64_t size = 0; end < step.rows.size() && size < wanted; ++end) {
-      if (end > begin && (step.rows[end].source_tokens || step.rows[begin].source_tokens)) break;
+      const StepRow &first = step.rows[begin], &next = step.rows[end];
+      if (end > begin && (next.source_tokens || first.source_tokens || next.adapter != first.adapter)) break;
       size += step.rows[end].tokens;
     }
     all.push_back(part_of(step, begin, end));

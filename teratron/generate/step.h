@@ -20,7 +20,9 @@ struct StepRow {
   const std::vector<int32_t>* source_pages = nullptr;  // of what the sequence attends to
   int64_t source_length = 0;
   const std::vector<int32_t>* source_tokens =
-      nullptr;  // to be encoded in this step, before other rows; or null
+      nullptr;          // to be encoded in this step, before other rows; or null
+  int64_t adapter = 0;  // whose weights are used; 0: the model's
+  bool sums = false;    // the sum of these tokens' last states is wanted
 };
 
 /// What follows a token of the step.
@@ -59,10 +61,11 @@ struct StepOutput {
   };
   std::vector<std::vector<Token>> choices;  // the best, or one token and the `top` ones
   std::vector<std::vector<Token>> targets;  // the target and the `top` ones
+  std::vector<std::vector<double>> sums;    // of each row that wants one
 };
 
 /// Divides the work into about `parts` steps of similar numbers of tokens, in order. Each row with source
-/// tokens is a separate step.
+/// tokens is a separate step, and a step has rows of one adapter.
 std::vector<StepInput> split_step(const StepInput& step, int64_t parts);
 
 }  // namespace teratron

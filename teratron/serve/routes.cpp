@@ -8,6 +8,7 @@
 #include "teratron/base/sha256.h"
 #include "teratron/base/strings.h"
 #include "teratron/generate/json/request_json.h"
+#include "teratron/serve/api/embeddings.h"
 #include "teratron/serve/api/openai_answer.h"
 #include "teratron/serve/api/tokenize_request.h"
 #include "teratron/serve/event_stream.h"
@@ -61,7 +62,7 @@ std::string explain_status(const httplib::Request& request, int status, size_t m
     case 404:
       return fmt::format(
           "there is no {} {}. See / for the page, and /v1/completions, /v1/chat/completions, "
-          "/v1/models, /api, /health, /metrics",
+          "/v1/embeddings, /v1/models, /tokenize, /detokenize, /api, /health, /metrics",
           printable(request.method, 20), printable(request.path, 100));
     case 413:
       return fmt::format("the body is longer than {} bytes (--max-body-bytes)", max_body_bytes);
@@ -74,9 +75,20 @@ std::string explain_status(const httplib::Request& request, int status, size_t m
 
 // Other paths could be as many as there are clients.
 std::string known_path(const std::string& path) {
-  constexpr const char* known[] = {
-      "/",          "/api",    "/completions", "/v1/completions", "/chat/completions", "/v1/chat/completions",
-      "/v1/models", "/health", "/v1/health",   "/metrics",        "/tokenize",         "/detokenize"};
+  constexpr const char* known[] = {"/",
+                                   "/api",
+                                   "/completions",
+                                   "/v1/completions",
+                                   "/chat/completions",
+                                   "/v1/chat/completions",
+                                   "/v1/models",
+                                   "/health",
+                                   "/v1/health",
+                                   "/metrics",
+                                   "/tokenize",
+                                   "/detokenize",
+                                   "/embeddings",
+                                   "/v1/embeddings"};
   return std::find(std::begin(known), std::end(known), path) == std::end(known) ? "other" : path;
 }
 
@@ -194,13 +206,22 @@ void Routes::install_checks() {
   });
 }
 
-nlohmann::ordered_json Routes::model_json() const {
-  return {{"id", options_.model.name},
-          {"object", "model"},
-          {"created", started_},
-          {"owned_by", "teratron"},
-          {"max_model_len", options_.model.limits.max_positions},
-          {"chat_template", options_.chat ? nlohmann::ordered_json(options_.chat->name()) : nullptr}};
+// `adapter`: as GenerationRequest's.
+nlohmann::ordered_json Routes::model_json(int64_t adapter) const {
+  const ServedModel& model = options_.model;
+  nlohmann::ordered_json json = {
+      {"id", adapter == 0 ? model.name : model.adapters[static_cast<size_t>(adapter) - 1]},
+      {"object", "model"},
+      {"created", started_},
+      {"owned_by", "teratron"},
+      {"max_model_len", model.limits.max_positions},
+      {"sampling",
+       {{"temperature", model.sampling.temperature},
+        {"top_p", model.sampling.top_p == 0.0 ? 1.0 : model.sampling.top_p},
+        {"top_k", model.sampling.top_k}}},
+      {"chat_template", options_.chat ? nlohmann::ordered_json(options_.chat->name()) : nullptr}};
+  if (adapter > 0) json["parent"] = model.name;
+  return json;
 }
 
 void Routes::install_information() {
@@ -225,16 +246,14 @@ void Routes::install_information() {
   });
   server_.Get("/v1/models", [this](const Request&, Response& response) {
     nlohmann::ordered_json list = {{"object", "list"}, {"data", nlohmann::ordered_json::array()}};
-    list["data"].push_back(model_json());
+    for (size_t i = 0; i <= options_.model.adapters.size(); ++i)
+      list["data"].push_back(model_json(static_cast<int64_t>(i)));
     response.set_content(dump_line(list) + "\n", json_type);
   });
   server_.Get("/v1/models/(.+)", [this](const Request& request, Response& response) {
     answer_errors(response, [&] {
-      if (request.matches[1] != options_.model.name)
-        throw ApiError(404,
-                       fmt::format("the model does not exist; this server has '{}'", options_.model.name),
-                       {.code = "model_not_found"});
-      response.set_content(dump_line(model_json()) + "\n", json_type);
+      const int64_t adapter = adapter_named(request.matches[1], options_.model);
+      response.set_content(dump_line(model_json(adapter)) + "\n", json_type);
     });
   });
 }
@@ -246,6 +265,8 @@ void Routes::install_generation() {
                  [this](const Request& request, Response& response) { openai(request, response, false); });
     server_.Post(std::string(prefix) + "/chat/completions",
                  [this](const Request& request, Response& response) { openai(request, response, true); });
+    server_.Post(std::string(prefix) + "/embeddings",
+                 [this](const Request& request, Response& response) { embeddings(request, response); });
   }
   const auto answer_json = [this](auto answer_of) {
     return [this, answer_of](const Request& request, Response& response) {
@@ -334,6 +355,18 @@ void Routes::openai(const Request& request, Response& response, bool is_chat) {
     const std::vector<GenerationResult> results =
         results_of(request, service_.submit(parsed->prompts, false));
     response.set_content(dump_line(OpenAiAnswer(*parsed, options_.model).whole(results)) + "\n", json_type);
+  });
+}
+
+void Routes::embeddings(const Request& request, Response& response) {
+  answer_errors(response, [&] {
+    EmbeddingsRequest parsed;
+    {
+      const Semaphore::Permit permit(readers_);
+      parsed = parse_embeddings(RequestBody(request.body), options_.model);
+    }
+    const std::vector<GenerationResult> results = results_of(request, service_.submit(parsed.inputs, false));
+    response.set_content(dump_line(embeddings_answer(parsed, results)) + "\n", json_type);
   });
 }
 

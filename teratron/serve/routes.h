@@ -3,7 +3,8 @@
 //   PUT  /api                    Megatron-LM's (api/megatron_request.h)
 //   POST /v1/completions         OpenAI's (api/openai_request.h), also /completions
 //   POST /v1/chat/completions    the same, also /chat/completions
-//   GET  /v1/models              the model
+//   POST /v1/embeddings          the same (api/embeddings.h)
+//   GET  /v1/models              the model, and its names with adapters
 //   GET  /health                 200; 503 while the server drains
 //   GET  /metrics                Prometheus (metrics.h)
 //   GET  /                       the page (page/)
@@ -60,10 +61,11 @@ class Routes {
   void megatron(const Request& request, Response& response);
   OpenAiRequest read_openai(const Request& request, bool is_chat);
   void openai(const Request& request, Response& response, bool is_chat);
+  void embeddings(const Request& request, Response& response);
   void stream(Response& response, std::shared_ptr<const OpenAiRequest> parsed);
   /// Throws ApiError, also when the client has left.
   std::vector<GenerationResult> results_of(const Request& request, const Answer& answer);
-  nlohmann::ordered_json model_json() const;
+  nlohmann::ordered_json model_json(int64_t adapter) const;
 
   HttpServer& server_;
   Service& service_;

@@ -80,3 +80,32 @@ def test_accuracy_equals_that_of_transformers(server, run, tmp_path):
     teratron("eval", "--load", run, "--data", tmp_path / "lines.jsonl", "--json", tmp_path / "figures.json")
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert [figures["accuracy"], figures["accuracy_norm"]] == pytest.approx(ours, abs=1e-9)
+
+
+CHAT_TASK = """task: tiny_answers
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{text}}}}"
+doc_to_target: answer
+generation_kwargs: {{until: ["."], max_gen_toks: 8, temperature: 0, do_sample: false}}
+metric_list: [{{metric: exact_match}}]
+"""
+
+
+def test_generation_by_chats(server, tmp_path):
+    texts = [f"What does the {animal} like?" for animal in ("cat", "dog", "owl", "bee")]
+    def answer_of(text):
+        message = server.chat(text, max_tokens=8, temperature=0, stop=["."]).json["choices"][0]["message"]
+        return message["content"]
+    answers = [answer_of(text) for text in texts]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps({"text": text, "answer": answer if i % 2 else "x" + answer}) + "\n"
+                                                 for i, (text, answer) in enumerate(zip(texts, answers))))
+    (tmp_path / "tiny_answers.yaml").write_text(CHAT_TASK.format(data=tmp_path / "data.jsonl"))
+    arguments = f"model={server.name},base_url=http://{server.host}:{server.port}/v1/chat/completions,num_concurrent=2,max_retries=1"
+    done = subprocess.run([sys.executable, "-m", "lm_eval", "--model", "local-chat-completions", "--apply_chat_template", "--model_args", arguments, "--tasks",
+                           "tiny_answers", "--include_path", tmp_path, "--output_path", tmp_path / "out"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (result,) = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("results*.json")]
+    assert result["results"]["tiny_answers"]["exact_match,none"] == 0.5

@@ -242,7 +242,17 @@ def requests_seeds():
     yield body(1, prompt=[[1, 2], [200]], stream=True, stream_options={"include_usage": True}, top_k=3, ignore_eos=True)
     yield body(2, messages=[{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "t"}]}], max_tokens=5,
                logprobs=True, top_logprobs=1, tools=[], response_format={"type": "text"})
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}}
+    yield body(2, messages=[{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "1"}], tools=[tool],
+               tool_choice="required", parallel_tool_calls=False, response_format={"type": "json_object"}, stream=True)
     yield body(3, tokens=[1, 2], max_new_tokens=3, top_k=2, num_return_sequences=2, stop="a", add_BOS=True)
+    yield body(252, input=["a", "é"], model="m", encoding_format="base64")
+    yield body(252, input=[[1, 2], [3]], dimensions=None)
+    yield body(253, type="object", properties={"a": {"enum": ["x", 1]}, "b": {"type": "array", "items": {"$ref": "#/$defs/c"}, "maxItems": 2}},
+               required=["a"], additionalProperties={"type": "string", "maxLength": 3, "format": None}, **{"$defs": {"c": {"anyOf": [{"type": "null"}, {"format": "date"}]}}})
+    yield b"\xfe\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": [1, \"}\"]}}\n</tool_call> and <tool_call>"
+    yield b"\xff<|python_tag|>{\"name\": \"f\", \"parameters\": {}}; {\"name\": \"g\"}"
 
 
 SEEDS = {"fuzz_command_line": command_line_seeds, "fuzz_config_file": config_file_seeds, "fuzz_http": http_seeds, "fuzz_idx": idx_seeds,

@@ -3,8 +3,10 @@
 #include <string>
 
 #include "teratron/base/error.h"
+#include "teratron/generate/grammar/grammar_states.h"
 #include "teratron/generate/json/request_json.h"
 #include "teratron/serve/api/api_error.h"
+#include "teratron/serve/api/embeddings.h"
 #include "teratron/serve/api/megatron_request.h"
 #include "teratron/serve/api/openai_answer.h"
 #include "teratron/tokenizer/bpe/bytes_to_unicode.h"
@@ -36,7 +38,11 @@ struct Setup {
                     .document_end = 256,
                     .max_request_tokens = 1000,
                     .max_prompts = 8};
-  ChatTemplate chat = ChatTemplate::find("chatml");
+  ChatTemplate chat = ChatTemplate::of_jinja(
+      "{{ tools | tojson }}{% for m in messages %}{{ m.role ~ m.content ~ (m.tool_calls | default([]) | "
+      "tojson) }}"
+      "{% endfor %}",
+      "fuzz");
 };
 
 // What an engine would give: the first tokens of the vocabulary.
@@ -77,6 +83,36 @@ void answer(const OpenAiRequest& request, const ServedModel& model) {
   events += answer.end();
 }
 
+// A grammar accepts its own shortest texts; texts are never understood in another way for being cut.
+void read_other(uint8_t kind, const std::string& body, const Setup& setup) {
+  if (kind == 252) {
+    const EmbeddingsRequest request = parse_embeddings(RequestBody(body), setup.model);
+    std::vector<GenerationResult> results = results_of(request.inputs);
+    for (GenerationResult& result : results) result.choices.front().embedding = {1.0, -0.5};
+    dump_line(embeddings_answer(request, results));
+  } else if (kind == 253) {
+    const RequestBody parsed(body);
+    const AnswerGrammar made =
+        answer_grammar({.one_of = {{.schema = parsed.fields().dump(), .where = "schema"}}});
+    GrammarStates states(made.grammar, made.root);
+    int32_t state = states.start();
+    for (int step = 0; step < 200 && !states.may_end(state); ++step) {
+      int32_t next = GrammarStates::none;
+      for (int byte = 255; byte >= 0 && next == GrammarStates::none; --byte)
+        next = states.next(state, static_cast<uint8_t>(byte));
+      TERATRON_ASSERT(next != GrammarStates::none, "a text that is not complete can go on");
+      state = next;
+    }
+  } else {
+    ToolCallStream whole({.functions = {"f"}}), cut({.functions = {"f"}});
+    whole.add(body);
+    whole.finish();
+    for (const char byte : body) cut.add(std::string(1, byte));
+    cut.finish();
+    TERATRON_ASSERT(whole.calls() == cut.calls(), "{} and {} calls", whole.calls(), cut.calls());
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -84,6 +120,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const std::string body(reinterpret_cast<const char*>(data) + 1, size - 1);
   try {
+    if (data[0] >= 252) {
+      read_other(data[0], body, setup);
+      return 0;
+    }
     const nlohmann::json value = parse_body(body);
     if (data[0] % 4 == 0) {
       const MegatronRequest request = parse_megatron(value, setup.model);
@@ -92,7 +132,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     } else if (data[0] % 4 == 1) {
       answer(parse_completion(value, setup.model), setup.model);
     } else if (data[0] % 4 == 2) {
-      answer(parse_chat(value, setup.model, setup.chat), setup.model);
+      answer(parse_chat(RequestBody(body), setup.model, setup.chat), setup.model);
     } else {
       request_from_json(value, {.tokenizer = &setup.tokenizer, .document_end = 256}, "line 1");
     }

@@ -21,6 +21,12 @@ from program import BINARY, environment, needs_binary, teratron, train, wait_for
 TEXT = "".join(f"The {a} {b} {c}.\n" for a in ("cat", "dog", "owl") for b in ("sees", "eats", "likes") for c in ("fish", "mice"))
 CHATML = ("{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}"
           "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
+# Shows tools and calls as Qwen's does.
+HERMES = ("{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+          "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{{ m.content or '' }}"
+          "{% for call in m.tool_calls or [] %}<tool_call>\n{\"name\": \"{{ call.function.name }}\", \"arguments\": "
+          "{{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 POSITIONS = 2048
 DEVICE = os.environ.get("TERATRON_SERVE_DEVICE", "cpu")  # cuda: the same tests with the engine of GPUs
 

@@ -4,16 +4,10 @@ import json
 import random
 
 import pytest
-from server import CHATML, needs_binary, serving
+from server import CHATML, HERMES, needs_binary, serving
 
 pytestmark = needs_binary
 
-# Shows tools and calls as Qwen's does.
-HERMES = ("{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
-          "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{{ m.content or '' }}"
-          "{% for call in m.tool_calls or [] %}<tool_call>\n{\"name\": \"{{ call.function.name }}\", \"arguments\": "
-          "{{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
-          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 LLAMA = HERMES.replace('<tool_call>\n{\"name\"', '{"name"').replace('\"arguments\"', '"parameters"').replace("\n</tool_call>", "")
 PERSON = {"type": "object", "properties": {
     "name": {"type": "string", "minLength": 1, "maxLength": 6}, "age": {"type": "integer"},

@@ -59,10 +59,25 @@ ChatTerminal by_editor(RankedEngine& engine, LineEditor& editor) {
           .interrupted = [&] { return editor.interrupted(); }};
 }
 
+// What the model's folder recommends, unless flags say otherwise.
+SamplingOptions sampling_of(const ParsedArguments& parsed, const SamplingOptions& given) {
+  if (parsed.args.greedy) return given;
+  SamplingOptions sampling = recommended_sampling(parsed.args);
+  sampling.seed = given.seed;
+  const auto is_set = [&](const char* name) { return parsed.sources.contains(name); };
+  if (is_set("temperature")) sampling.temperature = given.temperature;
+  if (is_set("top_k")) sampling.top_k = given.top_k;
+  if (is_set("top_p")) sampling.top_p = given.top_p;
+  sampling.top_p_decay = given.top_p_decay;
+  sampling.top_p_bound = given.top_p_bound;
+  return sampling;
+}
+
 void run_rank(const ParsedArguments& parsed, const ChatFlags& flags, const Mesh& mesh) {
   const std::unique_ptr<JobTerminal> terminal =
       mesh.rank() == 0 ? JobTerminal::open(mesh.world_size()) : nullptr;
-  const GenerateJob job = load_generate_job(parsed, mesh, true);
+  GenerateJob job = load_generate_job(parsed, mesh, true);
+  if (mesh.rank() == 0) job.reader.defaults.sampling = sampling_of(parsed, job.reader.defaults.sampling);
   const ChatTemplate chat = template_of(job, flags);
   EngineSettings settings = engine_settings(job);
   settings.max_rows = 1;

@@ -1,5 +1,12 @@
 #include "teratron/cli/generate/generate_job.h"
 
+#include <filesystem>
+
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include "teratron/base/json.h"
+#include "teratron/base/log.h"
 #include "teratron/generate/texts.h"
 #include "teratron/models/precision.h"
 #include "teratron/settings/component_options.h"
@@ -61,14 +68,41 @@ RequestReader request_reader(const LoadedModel& loaded, const Tokenizer* tokeniz
   return reader;
 }
 
+SamplingOptions recommended_sampling(const Arguments& args) {
+  SamplingOptions sampling;
+  const std::filesystem::path file =
+      args.hf ? std::filesystem::path(*args.hf) / "generation_config.json" : std::filesystem::path();
+  if (file.empty() || !std::filesystem::exists(file)) return sampling;
+  const nlohmann::json config = read_json(file, {.kind = ExitCode::checkpoint});
+  std::vector<std::string> taken;
+  const auto take = [&](const char* name, auto& target) {
+    if (!config.is_object() || !config.value(name, nlohmann::json()).is_number()) return;
+    config.at(name).get_to(target);
+    taken.push_back(fmt::format("{} = {}", name, target));
+  };
+  take("temperature", sampling.temperature);
+  take("top_p", sampling.top_p);
+  take("top_k", sampling.top_k);
+  take("min_p", sampling.min_p);
+  take("repetition_penalty", sampling.repetition_penalty);
+  sampling.joins_filters = true;
+  for (const Problem& problem : sampling_problems(sampling))
+    warn("generation_config.json is left out: {}", problem.what);
+  if (!sampling_problems(sampling).empty()) return {};
+  if (!taken.empty())
+    notice("defaults of requests from generation_config.json: {}", fmt::format("{}", fmt::join(taken, ", ")));
+  return sampling;
+}
+
 GenerateJob load_generate_job(const ParsedArguments& parsed, const Mesh& mesh, bool needs_tokenizer,
-                              std::span<const Family> families) {
+                              std::span<const Family> families, std::span<const NamedAdapter> adapters) {
   GenerateJob job{.mesh = mesh,
                   .loaded = load_for_inference(parsed,
                                                {.dtype = model_dtype(parsed.args),
                                                 .device = choose_device(parsed.args),
                                                 .generates = true,
-                                                .families = families},
+                                                .families = families,
+                                                .adapters = adapters},
                                                mesh),
                   .tokenizer = nullptr,
                   .reader = {}};
@@ -90,6 +124,7 @@ EngineSettings engine_settings(const GenerateJob& job) {
   EngineSettings settings{.tokenizer = job.tokenizer.get(),
                           .max_rows = args.inference_max_requests.value_or(0),
                           .graphs = !experts_wait_for_device(args, model.device, model.dtype)};
+  for (const LoadedAdapter& each : job.loaded.adapters) settings.adapters.push_back(&each.model);
   if (job.tokenizer) settings.newlines = newline_tokens(*job.tokenizer);
   if (const auto gigabytes = args.inference_dynamic_batching_buffer_size_gb)
     settings.cache_bytes = static_cast<int64_t>(*gigabytes * 1024 * 1024 * 1024);

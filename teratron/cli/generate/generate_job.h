@@ -23,12 +23,18 @@ struct GenerateJob {
   HostGroup& ranks() const { return *mesh.world().communicator; }
 };
 
-/// Loads the model. `needs_tokenizer`: UserError if there is none. `families`: a program's. Collective.
+/// Loads the model. `needs_tokenizer`: UserError if there is none. `families`: a program's. `adapters`: to be
+/// loaded beside it. Collective.
 GenerateJob load_generate_job(const ParsedArguments& parsed, const Mesh& mesh, bool needs_tokenizer,
-                              std::span<const Family> families = {});
+                              std::span<const Family> families = {},
+                              std::span<const NamedAdapter> adapters = {});
 
 /// What the requests have by default, by the flags in `loaded.args`. The tokenizer may be null.
 RequestReader request_reader(const LoadedModel& loaded, const Tokenizer* tokenizer);
+
+/// The sampling that generation_config.json in the folder of --hf recommends, with a notice; else the usual
+/// one.
+SamplingOptions recommended_sampling(const Arguments& args);
 
 /// The engine that the flags ask for.
 EngineSettings engine_settings(const GenerateJob& job);

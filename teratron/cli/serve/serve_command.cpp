@@ -1,19 +1,17 @@
 #include <filesystem>
 #include <mutex>
 
-#include <fmt/ranges.h>
 #include <malloc.h>
-#include <nlohmann/json.hpp>
 
 #include "teratron/base/background_log.h"
 #include "teratron/base/environment.h"
-#include "teratron/base/json.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/generate/generate_job.h"
 #include "teratron/cli/inference_program.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/cli/serve/access_options.h"
+#include "teratron/cli/serve/adapter_flags.h"
 #include "teratron/comm/transport/descriptor_limit.h"
 #include "teratron/hf/architecture.h"
 #include "teratron/serve/run_server.h"
@@ -27,7 +25,9 @@ namespace {
 std::string help(const Program& program) {
   return arguments_help({"teratron serve (--load DIR | --hf DIR) [--host 127.0.0.1] [--port 5000] [FLAGS]",
                          program.names}) +
-         "\nModel and tokenizer come from the checkpoint or the Hugging Face folder.\n";
+         "\nModel and tokenizer come from the checkpoint or the Hugging Face folder. --lora NAME=DIR, once "
+         "or "
+         "more,\nserves the model with these adapters under another name beside it.\n";
 }
 
 struct Ports {
@@ -66,6 +66,16 @@ std::string model_name(const Arguments& args) {
   return (folder.has_filename() ? folder : folder.parent_path()).filename().string();
 }
 
+void check_names(const std::vector<NamedAdapter>& adapters, const Arguments& args) {
+  for (const NamedAdapter& each : adapters) {
+    if ((!args.load && !args.hf) || each.name != model_name(args)) continue;
+    throw config_error(
+        {.what = fmt::format("an adapter is called {}, as the model", printable(each.name, 80)),
+         .where = "--lora",
+         .fix = "Use another name, or --served-model-name"});
+  }
+}
+
 // The chat template, or why there is none.
 void choose_chat(const Arguments& args, const Tokenizer& tokenizer, RoutesOptions& routes) {
   try {
@@ -76,33 +86,6 @@ void choose_chat(const Arguments& args, const Tokenizer& tokenizer, RoutesOption
     routes.no_chat = error.problems().front().what + ". " + error.problems().front().fix;
     notice("no chats: {}", error.what());
   }
-}
-
-// The sampling that generation_config.json of the model's folder recommends.
-SamplingOptions recommended_sampling(const Arguments& args) {
-  SamplingOptions sampling;
-  const std::filesystem::path file =
-      args.hf ? std::filesystem::path(*args.hf) / "generation_config.json" : std::filesystem::path();
-  if (file.empty() || !std::filesystem::exists(file)) return sampling;
-  const nlohmann::json config = read_json(file, {.kind = ExitCode::checkpoint});
-  std::vector<std::string> taken;
-  const auto take = [&](const char* name, auto& target) {
-    if (!config.is_object() || !config.value(name, nlohmann::json()).is_number()) return;
-    config.at(name).get_to(target);
-    taken.push_back(fmt::format("{} = {}", name, target));
-  };
-  take("temperature", sampling.temperature);
-  take("top_p", sampling.top_p);
-  take("top_k", sampling.top_k);
-  take("min_p", sampling.min_p);
-  take("repetition_penalty", sampling.repetition_penalty);
-  sampling.joins_filters = true;
-  for (const Problem& problem : sampling_problems(sampling))
-    warn("generation_config.json is left out: {}", problem.what);
-  if (!sampling_problems(sampling).empty()) return {};
-  if (!taken.empty())
-    notice("defaults of requests from generation_config.json: {}", fmt::format("{}", fmt::join(taken, ", ")));
-  return sampling;
 }
 
 RoutesOptions routes_options(const GenerateJob& job, const Arguments& given, const AccessOptions& access,
@@ -119,6 +102,7 @@ RoutesOptions routes_options(const GenerateJob& job, const Arguments& given, con
                        .answer_timeout = std::chrono::seconds(given.answer_timeout),
                        .max_body_bytes = static_cast<size_t>(given.max_body_bytes),
                        .browsers = access.browsers};
+  for (const LoadedAdapter& each : job.loaded.adapters) routes.model.adapters.push_back(each.name);
   Arguments args = job.args();
   args.chat_template = given.chat_template;
   choose_chat(args, *job.tokenizer, routes);
@@ -148,8 +132,14 @@ class DrainSignals {
   std::optional<StopSignals> signals_;
 };
 
-void serve_rank(const ParsedArguments& parsed, const Registry& registry, const Mesh& mesh,
-                DrainSignals& signals) {
+struct ServeJob {
+  const ParsedArguments& parsed;
+  const Registry& registry;
+  const std::vector<NamedAdapter>& adapters;
+};
+
+void serve_rank(const ServeJob& serve, const Mesh& mesh, DrainSignals& signals) {
+  const ParsedArguments& parsed = serve.parsed;
   const Arguments& args = parsed.args;
   Metrics metrics;
   std::optional<HttpServer> server;
@@ -160,7 +150,7 @@ void serve_rank(const ParsedArguments& parsed, const Registry& registry, const M
     server.emplace(http_options(parsed, metrics));
     port = server->bind();
   }
-  const GenerateJob job = load_generate_job(parsed, mesh, true, registry.families);
+  const GenerateJob job = load_generate_job(parsed, mesh, true, serve.registry.families, serve.adapters);
   if (job.reader.has_source) {
     throw config_error({.what = "the server's prompts are those of a decoder, but the model has an encoder",
                         .where = "--load",
@@ -186,7 +176,9 @@ void bound_freed_memory() {
 int serve_command(std::span<const std::string> args, const Registry& registry) {
   bound_freed_memory();
   const Program program = inference_program("serve");
-  const ParsedArguments parsed = parse_arguments(program, args, {.architecture = architecture_settings});
+  const AdapterFlags flags = take_adapter_flags(args);
+  const ParsedArguments parsed =
+      parse_arguments(program, flags.others, {.architecture = architecture_settings});
   if (parsed.help) {
     print_line(help(program));
     return 0;
@@ -195,7 +187,9 @@ int serve_command(std::span<const std::string> args, const Registry& registry) {
   raise_descriptor_limit();
   start_inference(parsed);
   DrainSignals signals;
-  run_model_parallel(parsed, [&](const Mesh& mesh) { serve_rank(parsed, registry, mesh, signals); });
+  check_names(flags.adapters, parsed.args);
+  const ServeJob serve{parsed, registry, flags.adapters};
+  run_model_parallel(parsed, [&](const Mesh& mesh) { serve_rank(serve, mesh, signals); });
   return static_cast<int>(ExitCode::ok);
 }
 

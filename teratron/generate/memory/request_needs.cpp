@@ -22,7 +22,8 @@ RequestNeeds needs_of(const GenerationRequest& request, int64_t max_positions, i
     return needs;
   }
   // A prompt that is only scored needs no place for its last token.
-  const int64_t cached = request.max_new_tokens > 0 ? prompt + new_tokens : std::max<int64_t>(prompt - 1, 1);
+  const int64_t cached =
+      request.max_new_tokens > 0 || request.embeds ? prompt + new_tokens : std::max<int64_t>(prompt - 1, 1);
   needs.pages = needs.source_pages + request.choices * pages_for(cached);
   return needs;
 }

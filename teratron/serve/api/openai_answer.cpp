@@ -39,7 +39,7 @@ Json OpenAiAnswer::head(bool chunk) const {
   return {{"id", id_},
           {"object", request_.is_chat ? chat : "text_completion"},
           {"created", created_},
-          {"model", model_.name}};
+          {"model", request_.model}};
 }
 
 Json OpenAiAnswer::usage(int64_t completion_tokens) const {

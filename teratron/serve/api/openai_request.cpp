@@ -6,6 +6,7 @@
 #include "teratron/serve/api/api_error.h"
 #include "teratron/serve/api/chat_messages.h"
 #include "teratron/serve/api/openai_sampling.h"
+#include "teratron/serve/api/prompts.h"
 #include "teratron/serve/api/response_format.h"
 
 namespace teratron {
@@ -90,12 +91,10 @@ void refuse_unsupported(RequestFields& fields) {
 // What completions and chats have in common. Returns whether a seed is named.
 bool read_common(RequestFields& fields, const ServedModel& model, OpenAiRequest& all,
                  GenerationRequest& request) {
+  all.model = model.name;
   fields.text("model", [&](const std::string& name) {
-    if (name == model.name) return;
-    throw ApiError(
-        404,
-        fmt::format("the model '{}' does not exist; this server has '{}'", printable(name, 80), model.name),
-        {.param = "model", .code = "model_not_found"});
+    request.adapter = adapter_named(name, model);
+    all.model = name;
   });
   const bool has_seed = read_openai_sampling(fields, model, request);
   read_openai_stops(fields, model, all, request);
@@ -133,45 +132,6 @@ void check_lengths(const OpenAiRequest& all, const ServedModel& model) {
   }
 }
 
-// The ids or the text of one prompt.
-void add_prompt(const json& value, const ServedModel& model, bool echo, OpenAiRequest& all) {
-  std::vector<int32_t>& ids = all.prompts.back().prompt;
-  if (value.is_array()) {
-    ids = value.get<std::vector<int32_t>>();
-    if (echo) all.echoes.push_back(model.tokenizer.decode(ids));
-    return;
-  }
-  const std::string text = value.get<std::string>();
-  model.tokenizer.encode(text, ids);
-  if (ids.empty() && model.document_end >= 0) ids.push_back(model.document_end);
-  if (echo) all.echoes.push_back(text);
-}
-
-bool is_prompt(const json& value) {
-  return value.is_string() || (RequestFields::are_ids(value) && !value.empty());
-}
-
-// They stay in the request.
-std::vector<const json*> read_prompts(RequestFields& fields, const ServedModel& model) {
-  std::vector<const json*> prompts;
-  fields.read<json>(
-      "prompt", "a text, a list of texts, a list of token ids or a list of such lists",
-      [](const json& v) {
-        return is_prompt(v) ||
-               (v.is_array() && !v.empty() && std::all_of(v.begin(), v.end(), is_prompt) &&
-                (RequestFields::are_texts(v) || std::all_of(v.begin(), v.end(), RequestFields::are_ids)));
-      },
-      [&](const json& v) {
-        if (is_prompt(v)) return prompts.push_back(&v);
-        if (v.size() > model.max_prompts) {
-          return fields.problem("prompt", fmt::format("{} prompts in one request", v.size()),
-                                fmt::format("Send at most {} at once", model.max_prompts));
-        }
-        for (const json& each : v) prompts.push_back(&each);
-      });
-  return prompts;
-}
-
 void read_completion_logprobs(RequestFields& fields, bool echo, OpenAiRequest& all,
                               GenerationRequest& request) {
   fields.integer("logprobs", [&](int64_t v) {
@@ -202,14 +162,15 @@ OpenAiRequest parse_completion(const RequestBody& body, const ServedModel& model
     fields.unsupported("best_of", {1, common.choices}, "Use n");
     refuse(fields, {{"suffix", {""}}, {"add_special_tokens", {true}}, {"prompt_embeds"}});
     read_response_format(fields, body, common.form);
-    if (!fields.has("prompt"))
-      fields.problem("prompt", "there is no prompt", "Add a text or a list of token ids");
-    const std::vector<const json*> prompts = read_prompts(fields, model);
+    const std::vector<const json*> prompts = read_prompts(fields, "prompt", model);
     fields.finish();
     check_form(common.form);
     for (const json* each : prompts) {
       all.prompts.push_back(common);
-      add_prompt(*each, model, echo, all);
+      std::vector<int32_t>& ids = all.prompts.back().prompt;
+      ids = prompt_ids(*each, model);
+      if (echo)
+        all.echoes.push_back(each->is_string() ? each->get<std::string>() : model.tokenizer.decode(ids));
       if (!has_seed) common.sequence += static_cast<uint64_t>(std::max<int64_t>(common.choices, 1));
     }
   } catch (const UserError& error) {

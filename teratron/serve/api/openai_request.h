@@ -21,6 +21,7 @@ namespace teratron {
 struct OpenAiRequest {
   std::vector<GenerationRequest> prompts;  // one of a chat
   std::vector<std::string> echoes;         // the texts of the prompts that precede the answers; or empty
+  std::string model = {};                  // the name in the answer
   bool is_chat = false;
   bool logprobs = false;  // in the answer
   bool ignore_eos = false;

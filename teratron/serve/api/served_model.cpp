@@ -1,6 +1,9 @@
 #include "teratron/serve/api/served_model.h"
 
+#include <algorithm>
 #include <random>
+
+#include "teratron/serve/api/api_error.h"
 
 namespace teratron {
 
@@ -16,6 +19,17 @@ int64_t total_tokens(const std::vector<GenerationRequest>& requests) {
     if (!fits) return std::numeric_limits<int64_t>::max();
   }
   return tokens;
+}
+
+int64_t adapter_named(const std::string& name, const ServedModel& model) {
+  if (name == model.name) return 0;
+  const auto found = std::ranges::find(model.adapters, name);
+  if (found != model.adapters.end()) return found - model.adapters.begin() + 1;
+  std::string names = "'" + model.name + "'";
+  for (const std::string& each : model.adapters) names += ", '" + each + "'";
+  throw ApiError(404,
+                 fmt::format("the model '{}' does not exist; this server has {}", printable(name, 80), names),
+                 {.param = "model", .code = "model_not_found"});
 }
 
 uint64_t random_seed() {

@@ -14,6 +14,8 @@ namespace teratron {
 struct ServedModel {
   const Tokenizer& tokenizer;
   std::string name;
+  std::vector<std::string> adapters =
+      {};  // names of the model with LoRA adapters (GenerationRequest::adapter)
   RequestLimits limits = {};
   int32_t document_end = -1;             // id; -1: none
   std::vector<int32_t> end_tokens = {};  // any of them ends an answer
@@ -25,6 +27,9 @@ struct ServedModel {
 
 /// Tokens of prompts and answers of a whole request.
 int64_t total_tokens(const std::vector<GenerationRequest>& requests);
+
+/// Which of the names a request means, as GenerationRequest::adapter; ApiError 404 with the names there are.
+int64_t adapter_named(const std::string& name, const ServedModel& model);
 
 /// A seed for a request that has none.
 uint64_t random_seed();
