@@ -294,13 +294,22 @@ TEST(TextStreams, HoldBytesBackUntilTheirCharacterIsComplete) {
 // Alone, the decoder cuts the blank off the first token.
 TEST(TextStreams, StopsBeginWithTheAnswersFirstBlank) {
   const auto tokenizer = character_bpe(sequence({spaces, bytes, fuse, strip(1, 0)}));
-  const TokenRules rules({}, tokenizer.get());
+  TokenRules rules({}, tokenizer.get(), tokenizer->vocab_size());
   const GenerationRequest request{.prompt = encoded(*tokenizer, "b"), .stop = {.texts = {" a"}}};
   const int32_t blank_a = encoded(*tokenizer, "a").at(0);
   EXPECT_EQ(tokenizer->decode(Ids{blank_a}), "a");
-  std::optional<AnswerText> text = rules.text_of(request);
-  EXPECT_TRUE(rules.is_stop(request.stop, request.prompt.back(), blank_a, text));
+  AnswerProgress progress = rules.begin(request);
+  EXPECT_TRUE(rules.is_stop(request.stop, request.prompt.back(), blank_a, progress));
   EXPECT_EQ(answer_text(*tokenizer, request, {.tokens = {blank_a}, .finish_reason = "stop"}), "");
+}
+
+// What answers in JSON are made of: the blank that a token begins with counts, wherever it stands.
+TEST(TextStreams, BytesOfTokensAreThoseBehindOtherText) {
+  const auto tokenizer = character_bpe(sequence({spaces, bytes, fuse, strip(1, 0)}));
+  const TokenBytes tokens(*tokenizer, tokenizer->vocab_size());
+  EXPECT_EQ(tokens.of(encoded(*tokenizer, "a").at(0)), " a");
+  EXPECT_EQ(tokens.of(1), "") << "a special token";
+  EXPECT_TRUE(tokens.single().test('{')) << "one of the tokens of a byte";
 }
 
 TEST(TextStreams, LeaveSpecialTokensOutUnlessAsked) {

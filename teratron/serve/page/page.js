@@ -1,62 +1,22 @@
-const $ = id => document.getElementById(id);
-
-// Options of a request: name, label, default, kind; `only`: in this mode.
-const OPTIONS = [
-  {name: 'system', label: 'System message', value: '', kind: 'lines', only: 'chat'},
-  {name: 'max_tokens', label: 'Maximum tokens', value: 128, kind: 'integer', min: 1},
-  {name: 'temperature', label: 'Temperature', value: 1, kind: 'number', min: 0, max: 100, step: 0.1, hint: '0 takes the most probable token'},
-  {name: 'top_p', label: 'Top-p', value: 1, kind: 'number', min: 0.01, max: 1, step: 0.01, hint: '1: all tokens'},
-  {name: 'top_k', label: 'Top-k', value: 0, kind: 'integer', min: 0, hint: '0: all tokens'},
-  {name: 'seed', label: 'Seed', value: '', kind: 'integer', min: 0, hint: 'random'},
-  {name: 'n', label: 'Answers', value: 1, kind: 'integer', min: 1, max: 64, only: 'completion'},
-  {name: 'stop', label: 'Stop at (one text per line)', value: '', kind: 'lines'},
-  {name: 'ignore_eos', label: 'Ignore end of text', value: false, kind: 'flag'},
-  {name: 'probabilities', label: 'Show probabilities', value: true, kind: 'flag'},
-  {name: 'alternatives', label: 'Alternatives', value: 5, kind: 'integer', min: 0, max: 20},
-  {name: 'key', label: 'API key', value: '', kind: 'secret'},
-];
-const DEFAULTS = Object.fromEntries(OPTIONS.map(o => [o.name, o.value]));
-const PLACE = 'teratron';
-const SURPRISED = Math.log(1000);  // a token of probability 1/1000 or less has the full colour
-
-// What the browser keeps; without storage (a private window) it lasts as long as the page.
-const store = {
-  read(key, otherwise) {
-    try { return JSON.parse(localStorage.getItem(`${PLACE}.${key}`)) ?? otherwise; } catch { return otherwise; }
-  },
-  write(key, value) { try { localStorage.setItem(`${PLACE}.${key}`, JSON.stringify(value)); } catch {} },
-};
-
-let options = {...DEFAULTS, ...store.read('options', {})};
-let mode = store.read('mode', 'chat');
 let past = store.read('history', []);  // {id, mode, title, turns}, the newest first
 let talk = {id: Date.now(), mode, turns: []};
 let running = null;  // AbortController
-let model = {};
+let edited = -1;     // the turn that the next message replaces, with all behind it
 
-const headers = () => ({'Content-Type': 'application/json', ...(options.key ? {Authorization: `Bearer ${options.key}`} : {})});
+const EXAMPLES = {
+  chat: ['Explain in three sentences why the sky is blue.', 'Write a Python function that tells whether a word is a palindrome.',
+    'List five ideas for a rainy Sunday, as a table with their cost.', 'What is the difference between a virus and a bacterium?'],
+  completion: ['Once upon a time', 'The three most important inventions are', 'def fibonacci(n):', 'Dear Sir or Madam,'],
+};
 
-// ------------------------------------------------------------ options
+// ------------------------------------------------------------ modes
 
-function drawOptions() {
-  const field = o => o.kind === 'lines'
-    ? html`<label class="option wide">${o.label}<textarea rows="2" data-name="${o.name}"></textarea></label>`
-    : o.kind === 'flag' ? html`<label class="option">${o.label}<input type="checkbox" data-name="${o.name}"></label>`
-    : html`<label class="option">${o.label}<input data-name="${o.name}" type="${o.kind === 'secret' ? 'password' : 'number'}"
-        min="${o.min}" max="${o.max}" step="${o.step ?? 1}" placeholder="${o.hint}" title="${o.hint}" autocomplete="off"></label>`;
-  $('legend').hidden = !options.probabilities;
-  $('options').innerHTML = html`${OPTIONS.filter(o => !o.only || o.only === mode).map(field)}`.text;
-  for (const input of $('options').querySelectorAll('[data-name]')) {
-    const option = OPTIONS.find(o => o.name === input.dataset.name);
-    if (option.kind === 'flag') input.checked = options[option.name]; else input.value = options[option.name];
-    input.onchange = () => {
-      options[option.name] = option.kind === 'flag' ? input.checked
-        : input.type === 'number' && input.value !== '' ? Number(input.value) : input.value;
-      store.write('options', {...options, key: ''});
-      $('legend').hidden = !options.probabilities;
-      if (option.name === 'key') connect();
-    };
-  }
+const isPhone = () => matchMedia('(max-width: 760px)').matches;
+const model = () => models.find(m => m.id === options.model) ?? models[0] ?? {};
+
+function optionChanged(name) {
+  if (name === 'key') connect();
+  if (name === 'model') showModel();
 }
 
 function setMode(next) {
@@ -69,88 +29,50 @@ function setMode(next) {
   }
   $('input').placeholder = mode === 'chat' ? 'A message. Enter sends it, Shift+Enter begins a line.'
     : 'The beginning of a text. Ctrl+Enter continues it.';
-  $('send').textContent = mode === 'chat' ? 'Send' : 'Continue';
-  $('talk').dataset.empty = mode === 'chat' ? 'Ask something: the model answers, and remembers what was said before.'
-    : 'Begin a text: the model continues it.';
-  drawOptions();
-  if (talk.mode !== mode) begin();
+  drawOptions(optionChanged);
+  showState();
+  if (talk.mode !== mode) begin(); else showWelcome();
 }
 
 function begin() {
+  edited = -1;
   talk = {id: Date.now(), mode, turns: []};
   drawTalk();
   $('status').textContent = '';
   $('speed').innerHTML = '';
+  showState();
   $('input').focus();
+}
+
+// The one button sends, or stops what is sent.
+function showState() {
+  $('send').textContent = running ? 'Stop' : edited >= 0 ? 'Send again' : mode === 'chat' ? 'Send' : 'Continue';
+  $('send').dataset.state = running ? 'running' : 'ready';
+  $('talk').setAttribute('aria-busy', Boolean(running));
+  for (const id of ['tab-chat', 'tab-completion', 'new']) $(id).disabled = Boolean(running) || (id === 'tab-chat' && !model().chat_template);
+  $('legend').hidden = !$('talk').querySelector('.token');
 }
 
 // ------------------------------------------------------------ the conversation
 
-const percent = logprob => logprob < Math.log(0.0005) ? '< 0.1 %' : `${(100 * Math.exp(logprob)).toFixed(1)} %`;
-
-// A turn: {role, text, prompt, tokens: [{label, logprob, top: [[label, logprob]], shown}], facts}. `shown` is the text
-// that came with the token: nothing for one with a part of a character, or that may begin a stop text.
-function turnHtml(turn) {
-  const spans = [];
-  let first = 0, logprob = 0, shown = 0;
-  (turn.tokens ?? []).forEach((token, i) => {
-    logprob += token.logprob;
-    if (!token.shown) return;
-    spans.push(html`<span class="token" tabindex="-1" data-first="${first}" data-last="${i}"
-      style="--surprise:${Math.min(1, -logprob / SURPRISED).toFixed(3)}">${token.shown}</span>`);
-    [first, logprob, shown] = [i + 1, 0, shown + token.shown.length];
-  });
-  const act = (name, label) => html` <button class="link" data-act="${name}">${label}</button>`;
-  const acts = [navigator.clipboard ? act('copy', 'Copy') : '', turn.prompt ? act('extend', 'Continue from here') : ''];
-  return html`${turn.prompt ? html`<span class="prompt">${turn.prompt}</span>` : ''}${spans}${turn.text.slice(shown)}${
-    turn.facts ? html`<span class="facts">${turn.facts}${acts}</span>` : ''}`;
-}
-
-function addTurn(turn) {
-  const box = document.createElement('div');
-  box.className = `turn ${turn.role}`;
-  box.turn = turn;
-  box.innerHTML = turnHtml(turn).text;
-  $('talk').append(box);
-  return box;
+function showWelcome() {
+  $('welcome').hidden = Boolean(running) || $('talk').childElementCount > 0;
+  $('welcome').innerHTML = html`<p>${mode === 'chat' ? 'Ask something: the model answers, and remembers what was said before.'
+    : 'Begin a text: the model continues it.'}</p>${EXAMPLES[mode].map(text => html`<button type="button" class="example">${text}</button>`)}`.text;
 }
 
 function drawTalk() {
   $('talk').innerHTML = '';
   for (const turn of talk.turns) addTurn(turn);
   $('talk').scrollTop = $('talk').scrollHeight;
-}
-
-// What a token is called: blanks and what is not a character are made visible.
-function labelOf(bytes) {
-  try { return JSON.stringify(new TextDecoder('utf-8', {fatal: true}).decode(new Uint8Array(bytes))).slice(1, -1).replaceAll(' ', '\u00b7'); }
-  catch { return bytes.map(b => `\\x${b.toString(16).padStart(2, '0')}`).join(''); }
-}
-const bytesOf = text => text.startsWith('bytes:')
-  ? text.slice(6).split('\\x').filter(Boolean).map(h => parseInt(h, 16)) : [...new TextEncoder().encode(text)];
-
-// The tokens of a chunk of either endpoint.
-function chunkTokens(logprobs) {
-  const token = (bytes, logprob, top) => ({label: labelOf(bytes), logprob, top: top.sort((a, b) => b[1] - a[1])});
-  if (logprobs?.content)
-    return logprobs.content.map(t => token(t.bytes, t.logprob, t.top_logprobs.map(a => [labelOf(a.bytes), a.logprob])));
-  return (logprobs?.tokens ?? []).map((text, i) => token(bytesOf(text), logprobs.token_logprobs[i],
-    Object.entries(logprobs.top_logprobs[i] ?? {}).map(([other, logprob]) => [labelOf(bytesOf(other)), logprob])));
-}
-
-const textOf = choice => (choice.delta ? choice.delta.content : choice.text) ?? '';
-
-function addChunk(turn, choice) {
-  const text = textOf(choice), tokens = chunkTokens(choice.logprobs);
-  turn.text += text;
-  turn.tokens.push(...tokens.map((token, i) => ({...token, shown: i + 1 === tokens.length ? text : ''})));
+  showWelcome();
 }
 
 // ------------------------------------------------------------ requests
 
 function requestBody(prompt) {
   const body = {stream: true, stream_options: {include_usage: true}, max_tokens: options.max_tokens,
-    temperature: options.temperature, top_p: options.top_p, top_k: options.top_k, ignore_eos: options.ignore_eos};
+    ...(models.length > 1 ? {model: model().id} : {}), temperature: options.temperature, top_p: options.top_p, top_k: options.top_k, ignore_eos: options.ignore_eos};
   if (options.seed !== '') body.seed = options.seed;
   const stops = options.stop.split('\n').filter(Boolean);
   if (stops.length) body.stop = stops;
@@ -216,7 +138,6 @@ async function answer(prompt) {
     if (event.usage && turns.length === 1) counted = event.usage.completion_tokens;
     if (!stale) { stale = true; requestAnimationFrame(redraw); }
   };
-  running = new AbortController();
   try {
     const response = await fetch(mode === 'chat' ? 'v1/chat/completions' : 'v1/completions',
       {method: 'POST', headers: headers(), body: JSON.stringify(requestBody(prompt)), signal: running.signal});
@@ -237,6 +158,7 @@ async function answer(prompt) {
 
 function fail(message) {
   addTurn({role: 'error', text: message});
+  showWelcome();
   $('talk').scrollTop = $('talk').scrollHeight;
 }
 
@@ -251,34 +173,80 @@ function drawSpeed(pace) {
   if (svg) addCursor(svg, drawn.at(-1));
 }
 
+function cancelEdit() {
+  if (edited < 0) return;
+  edited = -1;
+  $('input').value = '';
+  $('status').textContent = '';
+  showState();
+}
+
+// Asks for the answer to the conversation so far, or for the continuation of a text.
+async function ask(text) {
+  running = new AbortController();
+  showState();
+  showWelcome();
+  $('status').textContent = 'waiting for the first token';
+  $('talk').scrollTop = $('talk').scrollHeight;
+  await answer(text);
+  if (talk.turns.at(-1)?.role === 'user') {  // no answer came: the message can be sent again
+    $('input').value = talk.turns.pop().text;
+  }
+  $('status').textContent = '';
+  showState();
+  showWelcome();
+  $('input').focus();
+  remember();
+}
+
 async function send() {
   const text = $('input').value;
   if (running || (mode === 'chat' && !text.trim())) return;
-  setRunning(true);
-  $('status').textContent = 'waiting for the first token';
+  if (edited >= 0) {
+    talk.turns.splice(edited);
+    edited = -1;
+    drawTalk();
+  }
   if (mode === 'chat') {
     const turn = {role: 'user', text};
     talk.turns.push(turn);
     addTurn(turn);
     $('input').value = '';
   }
-  $('talk').scrollTop = $('talk').scrollHeight;
-  await answer(text);
-  if (talk.turns.at(-1)?.role === 'user') {  // no answer came: the message can be sent again
-    $('input').value = talk.turns.pop().text;
-  }
-  if ($('status').textContent.startsWith('waiting')) $('status').textContent = '';
-  setRunning(false);
-  remember();
+  await ask(text);
 }
 
-function setRunning(on) {
-  $('send').disabled = on;
-  $('stop').disabled = !on;
-  $('talk').setAttribute('aria-busy', on);
-  for (const id of ['tab-chat', 'tab-completion', 'new']) $(id).disabled = on || (id === 'tab-chat' && !model.chat_template);
-  if (!on) $('input').focus();
-}
+// What a link in a turn does.
+const ACTS = {
+  copy: (turn, link) => navigator.clipboard.writeText((turn.prompt ?? '') + turn.text).then(() => { link.textContent = 'Copied'; }),
+  'copy-code': (turn, link) => navigator.clipboard?.writeText(link.closest('.code').querySelector('code').textContent)
+    .then(() => { link.textContent = 'Copied'; }),
+  tokens: (turn, link) => {
+    turn.by_token = !showsTokens(turn);
+    link.closest('.turn').innerHTML = turnHtml(turn).text;
+    showState();
+  },
+  extend: turn => {
+    $('input').value = turn.prompt + turn.text;
+    $('input').focus();
+  },
+  edit: turn => {
+    edited = talk.turns.indexOf(turn);
+    if (edited < 0 || running) return;
+    $('input').value = turn.text;
+    $('input').focus();
+    $('status').textContent = 'Sending replaces this message and what follows it; Escape cancels.';
+    showState();
+  },
+  again: turn => {
+    const at = talk.turns.indexOf(turn);
+    if (at < 0 || running) return;
+    cancelEdit();
+    talk.turns.splice(at);
+    drawTalk();
+    ask('');
+  },
+};
 
 // ------------------------------------------------------------ history
 
@@ -304,8 +272,10 @@ $('history').onclick = event => {
   if (open) {
     const found = past.find(p => p.id === Number(open));
     talk = {id: found.id, mode: found.mode, turns: [...found.turns]};
+    edited = -1;
     setMode(found.mode);
     drawTalk();
+    if (isPhone()) $('side').open = false;
   }
   if (drop) {
     past = past.filter(p => p.id !== Number(drop));
@@ -316,50 +286,38 @@ $('history').onclick = event => {
 
 // ------------------------------------------------------------ events
 
-function showAlternatives(span) {
-  const box = $('alternatives');
-  const tokens = span?.closest('.turn').turn.tokens.slice(Number(span.dataset.first), Number(span.dataset.last) + 1) ?? [];
-  box.hidden = !tokens.length;
-  if (box.hidden) return;
-  const rows = ({label, logprob, top}) => top.some(([other]) => other === label) ? top : [...top, [label, logprob]];
-  box.innerHTML = html`<table>${tokens.map(token => html`<tbody>${rows(token).map(([label, logprob]) => html`
-    <tr class="${label === token.label ? 'chosen' : ''}"><td>${label}</td><td>${percent(logprob)}</td>
-    <td><i class="share" style="--p:${Math.exp(logprob).toFixed(3)}"></i></td></tr>`)}</tbody>`)}</table>`.text;
-  const at = span.getClientRects()[0], size = box.getBoundingClientRect();
-  box.style.left = `${Math.max(6, Math.min(at.left, innerWidth - size.width - 6))}px`;
-  box.style.top = `${at.bottom + size.height + 10 > innerHeight ? at.top - size.height - 6 : at.bottom + 6}px`;
-}
-$('talk').onpointerover = event => showAlternatives(event.target.closest('.token'));
-$('talk').addEventListener('focusin', event => showAlternatives(event.target.closest('.token')));
-$('talk').onpointerleave = () => showAlternatives(null);
-$('talk').onscroll = () => showAlternatives($('talk').querySelector('.token:focus, .token:hover'));
-// The arrows walk from token to token.
-$('talk').onkeydown = event => {
-  const tokens = [...$('talk').querySelectorAll('.token')], at = tokens.indexOf(document.activeElement);
-  const step = {ArrowRight: 1, ArrowLeft: -1}[event.key];
-  if (step && tokens.length) { tokens[at < 0 ? 0 : at + step]?.focus(); event.preventDefault(); }
-};
 $('talk').onclick = event => {
   event.target.closest('.token')?.focus();
-  const act = event.target.dataset.act, turn = event.target.closest('.turn')?.turn;
-  if (act === 'copy') navigator.clipboard.writeText((turn.prompt ?? '') + turn.text).then(() => { event.target.textContent = 'Copied'; });
-  if (act === 'extend') {
-    $('input').value = turn.prompt + turn.text;
-    $('input').focus();
-  }
+  const act = ACTS[event.target.dataset.act], turn = event.target.closest('.turn')?.turn;
+  if (act && turn) act(turn, event.target);
 };
-
-$('form').onsubmit = event => { event.preventDefault(); send(); };
-$('stop').onclick = () => running?.abort();
-$('new').onclick = begin;
+$('welcome').onclick = event => {
+  if (!event.target.matches('.example')) return;
+  $('input').value = event.target.textContent;
+  send();
+};
+$('form').onsubmit = event => {
+  event.preventDefault();
+  if (running) running.abort(); else send();
+};
+$('new').onclick = () => {
+  if (isPhone()) $('side').open = false;
+  begin();
+};
 $('forget').onclick = () => { past = []; store.write('history', past); drawHistory(); };
-$('defaults').onclick = () => { options = {...DEFAULTS, key: options.key}; store.write('options', {...options, key: ''}); drawOptions(); };
+$('defaults').onclick = () => {
+  options = {...DEFAULTS, key: options.key};
+  store.write('options', {...options, key: ''});
+  drawOptions(optionChanged);
+};
 $('input').onkeydown = event => {
   const enter = event.key === 'Enter' && !event.isComposing;
   if (enter && (mode === 'chat' ? !event.shiftKey : event.ctrlKey || event.metaKey)) { event.preventDefault(); send(); }
 };
 document.addEventListener('keydown', event => {
-  if (event.key === 'Escape') { running?.abort(); showAlternatives(null); }
+  if (event.key !== 'Escape') return;
+  if (running) running.abort(); else cancelEdit();
+  showAlternatives(null);
 });
 for (const name of ['chat', 'completion']) {
   $(`tab-${name}`).onclick = () => setMode(name);
@@ -370,24 +328,35 @@ for (const name of ['chat', 'completion']) {
   };
 }
 
+function showModel() {
+  const {id, max_model_len, chat_template} = model();
+  $('name').textContent = document.title = id;
+  $('context').textContent = `${max_model_len.toLocaleString()} tokens of context`;
+  $('tab-chat').title = chat_template ? `chat template ${chat_template}` : 'The model has no chat template (--chat-template)';
+}
+
 async function connect() {
   try {
     const response = await fetch('v1/models', {headers: headers()});
+    if (response.status === 401) {  // only then is there a field for it
+      needsKey = $('side').open = true;
+      drawOptions(optionChanged);
+    }
     if (!response.ok) return fail(await errorText(response));
-    [model] = (await response.json()).data;
+    models = (await response.json()).data;
   } catch { return fail('The server does not answer. Is it still running?'); }
-  const fitting = Math.min(DEFAULTS.max_tokens, Math.floor(model.max_model_len / 2));
-  if (options.max_tokens === DEFAULTS.max_tokens) options.max_tokens = fitting;
-  DEFAULTS.max_tokens = fitting;
+  // Options that the user left alone are what fits the model, or what its folder recommends.
+  const fitting = {...model().sampling, max_tokens: Math.min(DEFAULTS.max_tokens, Math.floor(model().max_model_len / 2))};
+  for (const [name, value] of Object.entries(fitting)) {
+    if (options[name] === DEFAULTS[name]) options[name] = value;
+    DEFAULTS[name] = value;
+  }
   $('talk').querySelectorAll('.error').forEach(box => box.remove());
-  $('name').textContent = document.title = model.id;
-  $('context').textContent = `${model.max_model_len.toLocaleString()} tokens of context`;
-  $('tab-chat').disabled = !model.chat_template;
-  $('tab-chat').title = model.chat_template ? `chat template ${model.chat_template}` : 'The model has no chat template (--chat-template)';
-  setMode(model.chat_template ? mode : 'completion');
+  showModel();
+  setMode(model().chat_template ? mode : 'completion');
 }
 
-if (matchMedia('(max-width: 760px)').matches) $('side').open = false;
+if (isPhone()) $('side').open = false;
 setMode(mode);
 drawHistory();
 connect();
