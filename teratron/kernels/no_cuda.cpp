@@ -36,6 +36,7 @@ void cudnn_attention_backward(const AttentionForward&, const at::Tensor&, const 
 #include "teratron/kernels/gemm/launchers.h"
 #include "teratron/kernels/grouped_gemm/launchers.h"
 #include "teratron/kernels/loss/launchers.h"
+#include "teratron/kernels/mamba/launchers.h"
 #include "teratron/kernels/norm/launchers.h"
 #include "teratron/kernels/optimizer/launchers.h"
 #include "teratron/kernels/pointwise/launchers.h"

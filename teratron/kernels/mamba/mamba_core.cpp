@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "teratron/base/error.h"
+#include "teratron/kernels/mamba/fused_mamba.h"
 #include "teratron/kernels/mamba/mamba_parts.h"
 
 namespace teratron {
@@ -121,6 +122,7 @@ GatedNorm norm_of(const at::Tensor& y_SB, const at::Tensor& z_SB, const at::Tens
 MambaOutput mamba_forward(const MambaInput& input, const MambaWeights& weights, const MambaOptions& options) {
   TERATRON_ASSERT(input.zxbcdt_SB.size(2) == options.width(), "{} columns, not {}", input.zxbcdt_SB.size(2),
                   options.width());
+  if (fused_mamba_supports(input, weights, options)) return fused_mamba_forward(input, weights, options);
   const Core core(input, weights, options);
   const Scan::Output scanned = core.scan.forward();
   const at::Tensor y_BSGRP = scanned.y_BSGRP + core.x_BSGRP * core.D_GR1;
@@ -131,6 +133,8 @@ MambaOutput mamba_forward(const MambaInput& input, const MambaWeights& weights, 
 
 MambaGradients mamba_backward(const at::Tensor& dy_SB, const at::Tensor& dssm, const MambaInput& input,
                               const MambaWeights& weights, const MambaOptions& options) {
+  if (fused_mamba_supports(input, weights, options))
+    return fused_mamba_backward(dy_SB, dssm, input, weights, options);
   const Core core(input, weights, options);
   constexpr std::array<int64_t, 2> tokens = {0, 1};
   const at::Tensor y_BSGRP = core.scan.forward().y_BSGRP + core.x_BSGRP * core.D_GR1;

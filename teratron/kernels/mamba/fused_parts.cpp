@@ -1,0 +1,95 @@
+#include "teratron/kernels/mamba/fused_parts.h"
+
+#include <ATen/ATen.h>
+
+#include "teratron/kernels/common/dispatch.h"
+#include "teratron/kernels/mamba/mamba_parts.h"
+
+namespace teratron::mamba {
+
+const float* float_or_null(const at::Tensor& x) {
+  return x.defined() ? x.const_data_ptr<float>() : nullptr;
+}
+
+bool FusedConv::supports(const at::Tensor& weight) {
+  return weight.size(0) % 4 == 0 && weight.size(2) >= 2 && weight.size(2) <= cuda::max_conv_width;
+}
+
+FusedConv::FusedConv(const at::Tensor& x, const at::Tensor& before, const at::Tensor& document,
+                     const Weights& weights)
+    : x_(x),
+      before_(before.defined() ? before.to(x.scalar_type()).contiguous() : before),
+      document_(document),
+      weight_(as_wide(weights.weight).squeeze(1).contiguous()),
+      bias_(weights.bias.defined() ? as_wide(weights.bias).contiguous() : weights.bias) {}
+
+cuda::CausalConv FusedConv::describe() const {
+  return {.batch = static_cast<int>(x_.size(1)),
+          .tokens = static_cast<int>(x_.size(0)),
+          .channels = static_cast<int>(x_.size(2)),
+          .width = static_cast<int>(weight_.size(1)),
+          .dtype = dtype_of(x_),
+          .x = {address(x_), x_.stride(1)},
+          .before = address(before_),
+          .document = document_.defined() ? document_.const_data_ptr<int64_t>() : nullptr,
+          .weight = weight_.const_data_ptr<float>(),
+          .bias = float_or_null(bias_)};
+}
+
+at::Tensor FusedConv::forward(DeviceStream stream) const {
+  const at::Tensor y = at::empty(x_.sizes(), x_.options());
+  cuda::causal_conv(describe(), y.data_ptr(), stream);
+  return y;
+}
+
+at::Tensor FusedConv::after() const {
+  const int64_t kept = weight_.size(1) - 1, tokens = x_.size(0);
+  if (tokens >= kept) return x_.narrow(0, tokens - kept, kept).transpose(0, 1);
+  const at::Tensor before =
+      before_.defined() ? before_ : at::zeros({x_.size(1), kept, x_.size(2)}, x_.options());
+  return at::cat({before, x_.transpose(0, 1)}, 1).narrow(1, tokens, kept);
+}
+
+FusedConv::Gradients FusedConv::backward(const OutputGradient& gradient, const at::Tensor& dx,
+                                         DeviceStream stream) const {
+  TERATRON_ASSERT(dx.strides() == x_.strides(), "the gradient of the convolution has other rows");
+  const cuda::CausalConv conv = describe();
+  const int64_t width = weight_.size(1);
+  const at::Tensor sums = at::empty({cuda::causal_conv_gradient_rows(conv), width + 1, x_.size(2)},
+                                    x_.options().dtype(at::kFloat));
+  cuda::causal_conv_backward(
+      conv,
+      {.dy = address(gradient.dy),
+       .inner = static_cast<int>(gradient.dy.size(2)),
+       .dy_parts = float_or_null(gradient.parts),
+       .parts = gradient.parts.defined() ? static_cast<int>(gradient.parts.size(0)) : 0,
+       .dx = address(dx),
+       .dweight = sums.mutable_data_ptr<float>()},
+      stream);
+  const at::Tensor sum = sums.sum(0);
+  return {sum.narrow(0, 0, width).t().contiguous(), bias_.defined() ? sum[width] : at::Tensor()};
+}
+
+at::Tensor FusedGatedNorm::forward() const {
+  const at::Tensor out = at::empty_like(y);
+  cuda::gated_norm(shape, {address(y), z, float_or_null(weight)}, address(out), stream);
+  return out;
+}
+
+FusedGatedNorm::Gradients FusedGatedNorm::backward(const at::Tensor& dout, const cuda::TokenRows& dz) const {
+  const at::Tensor dy = at::empty_like(y);
+  at::Tensor sums;
+  if (weight.defined()) {
+    sums = at::empty({cuda::gated_norm_gradient_rows(shape), shape.groups, shape.width},
+                     y.options().dtype(at::kFloat));
+  }
+  cuda::gated_norm_backward(shape, {address(y), z, float_or_null(weight)},
+                            {.dout = address(dout),
+                             .dy = address(dy),
+                             .dz = dz,
+                             .dweight = sums.defined() ? sums.mutable_data_ptr<float>() : nullptr},
+                            stream);
+  return {dy, sums.defined() ? sums.sum(0) : sums};
+}
+
+}  // namespace teratron::mamba

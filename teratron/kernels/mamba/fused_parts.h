@@ -1,0 +1,64 @@
+// The CUDA kernels of launchers.h that Mamba-2 and the gated delta net share, with their tensors. Internal to
+// kernels.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "teratron/kernels/common/stream.h"
+#include "teratron/kernels/mamba/launchers.h"
+
+namespace teratron::mamba {
+
+/// Null for an undefined tensor.
+const float* float_or_null(const at::Tensor& x);
+
+/// The causal depthwise convolution, with silu.
+class FusedConv {
+ public:
+  struct Weights {
+    at::Tensor weight;  // [C, 1, W]
+    at::Tensor bias;    // [C]; may be undefined
+  };
+  static bool supports(const at::Tensor& weight);
+
+  /// x [S, B, C], a view of rows; `before` [B, W - 1, C] and `document` [S, B] may be undefined.
+  FusedConv(const at::Tensor& x, const at::Tensor& before, const at::Tensor& document,
+            const Weights& weights);
+
+  at::Tensor forward(DeviceStream stream) const;
+  /// The last W - 1 inputs, [B, W - 1, C].
+  at::Tensor after() const;
+
+  /// Of channels below dy's width in T [S, B, ...], of the others the sum of parts in f32 [parts, S, B, ...],
+  /// which may be undefined.
+  struct OutputGradient {
+    at::Tensor dy, parts;
+  };
+  struct Gradients {
+    at::Tensor dweight, dbias;  // [C, W]; undefined without a bias
+  };
+  /// Writes dx, a view of rows as x.
+  Gradients backward(const OutputGradient& gradient, const at::Tensor& dx, DeviceStream stream) const;
+
+ private:
+  cuda::CausalConv describe() const;
+
+  at::Tensor x_, before_, document_, weight_, bias_;
+};
+
+struct FusedGatedNorm {
+  cuda::GatedNormShape shape;
+  at::Tensor y;  // [S, B, groups * width]
+  cuda::TokenRows z;
+  at::Tensor weight;  // f32; undefined without a norm
+  DeviceStream stream;
+
+  at::Tensor forward() const;
+  struct Gradients {
+    at::Tensor dy;
+    at::Tensor dweight;  // [groups, width] in f32; undefined without a norm
+  };
+  Gradients backward(const at::Tensor& dout, const cuda::TokenRows& dz) const;
+};
+
+}  // namespace teratron::mamba
