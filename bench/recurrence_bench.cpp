@@ -1,6 +1,6 @@
-// recurrence_bench [PART...]: the cores of Mamba-2 and gated delta nets (between a layer's projections), forward
-// and backward, of those whose name contains every PART. Bytes: inputs and outputs once, in the forward pass and
-// in the backward pass; the rate is of a copy.
+// recurrence_bench [PART...]: the cores of Mamba-2 and gated delta nets (between a layer's projections),
+// forward and backward, of those whose name contains every PART. Bytes: inputs and outputs once, in the
+// forward pass and in the backward pass; the rate is of a copy.
 #include "bench/gpu_bench.h"
 
 #include "teratron/kernels/delta/delta_core.h"
@@ -59,7 +59,8 @@ int run(const std::vector<std::string>& parts) {
   mamba("mamba2-1.4b 1 x 16384", {.heads = 64, .head_dim = 64, .groups = 1, .state = 128}, {16384, 1});
   mamba("nemotron-nano-4b 4 x 4096", {.heads = 96, .head_dim = 80, .groups = 8, .state = 128}, {4096, 4});
   if (const std::string name = "qwen3-next delta 4 x 4096"; wanted(name))
-    bench_delta(bench, name, {.key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128}, {4096, 4});
+    bench_delta(bench, name, {.key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128},
+                {4096, 4});
   return 0;
 }
 

@@ -31,6 +31,7 @@ void cudnn_attention_backward(const AttentionForward&, const at::Tensor&, const 
   }
 #include "teratron/kernels/attention/launchers.h"
 #include "teratron/kernels/common/launchers.h"
+#include "teratron/kernels/delta/launchers.h"
 #include "teratron/kernels/experts/launchers.h"
 #include "teratron/kernels/fp8/launchers.h"
 #include "teratron/kernels/gemm/launchers.h"

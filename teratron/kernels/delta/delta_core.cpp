@@ -4,6 +4,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/kernels/delta/delta_rule.h"
+#include "teratron/kernels/delta/fused_delta.h"
 #include "teratron/kernels/mamba/mamba_parts.h"
 
 namespace teratron {
@@ -76,6 +77,8 @@ struct DeltaCore {
 DeltaOutput delta_forward(const DeltaInput& input, const DeltaWeights& weights, const DeltaOptions& options) {
   TERATRON_ASSERT(input.qkvzba_SB.size(2) == options.width(), "{} columns, not {}", input.qkvzba_SB.size(2),
                   options.width());
+  if (delta::fused_delta_supports(input, weights, options))
+    return delta::fused_delta_forward(input, weights, options);
   const DeltaCore core(input, weights, options);
   const DeltaRule::Output out = core.rule.forward();
   const at::Tensor y_BS = core.norm(out.y_BSNV).forward().flatten(2);
@@ -85,6 +88,8 @@ DeltaOutput delta_forward(const DeltaInput& input, const DeltaWeights& weights, 
 
 DeltaGradients delta_backward(const at::Tensor& dy_SB, const at::Tensor& drule, const DeltaInput& input,
                               const DeltaWeights& weights, const DeltaOptions& options) {
+  if (delta::fused_delta_supports(input, weights, options))
+    return delta::fused_delta_backward(dy_SB, drule, input, weights, options);
   const DeltaCore core(input, weights, options);
   const GatedNorm::Gradients norm =
       core.norm(core.rule.forward().y_BSNV).backward(core.by_head(as_wide(dy_SB.transpose(0, 1))));

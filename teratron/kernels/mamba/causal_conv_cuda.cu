@@ -1,4 +1,4 @@
-// The causal depthwise convolution of launchers.h. A thread has two or four channels and a run of tokens, and keeps
+// The causal depthwise convolution of launchers.h. A thread has four channels and a run of tokens, and keeps
 // the last inputs in registers.
 // Bytes: forward reads x and writes y once; backward reads x and dy and writes dx once, beside the W - 1
 // tokens after each run.
@@ -9,7 +9,7 @@ namespace teratron::cuda {
 namespace {
 
 // Channels of a thread, and its run of tokens.
-constexpr int threads = 256, forward_pack = 4, forward_run = 32, backward_pack = 2, backward_run = 64;
+constexpr int threads = 256, forward_pack = 4, forward_run = 32, backward_pack = 4, backward_run = 64;
 
 __device__ float sigmoid(float x) {
   return fast_rcp(1.0f + fast_exp(-x));
@@ -123,81 +123,97 @@ __global__ void __launch_bounds__(threads) causal_conv_kernel(CausalConv conv, T
   }
 }
 
-template <typename T, int pack>
-__device__ void load_gradient(const CausalConv& conv, const CausalConvGradient& g, int64_t row, int channel,
-                              float (&dy)[pack]) {
-  if (channel < g.inner) {
-    return widen(load<pack>(static_cast<const T*>(g.dy) + row * g.inner + channel), dy);
-  }
-  const int64_t others = conv.channels - g.inner, rows = int64_t{conv.tokens} * conv.batch;
+/// Sums of a thread in the backward pass.
+template <typename T, int W, bool packed>
+struct ConvGradients {
+  static constexpr int pack = backward_pack;
+  float dx[W][pack] = {};  // dx[k]: of the token k before the current one, not complete below k = W - 1
+  float dweight[W][pack] = {}, dbias[pack] = {};
+
+  /// Adds a token, which the window has moved to; `own`: whether it is of this thread's run.
+  template <bool own>
+  __device__ void add(const ConvWindow<T, W, packed, pack>& window, const Pack<T, pack>& dy) {
+    float dv[pack], v[pack];
+    widen(dy, dv);
+    window.convolve(v);
 #pragma unroll
-  for (int i = 0; i < pack; ++i) dy[i] = 0.0f;
-  for (int part = 0; part < g.parts; ++part) {
-    const auto from = load<pack>(g.dy_parts + (part * rows + row) * others + channel - g.inner);
+    for (int i = 0; i < pack; ++i) {
+      const float s = sigmoid(v[i]);
+      dv[i] *= s * (1.0f + v[i] * (1.0f - s));
+      if constexpr (own) dbias[i] += dv[i];
+    }
 #pragma unroll
-    for (int i = 0; i < pack; ++i) dy[i] += from.v[i];
+    for (int k = W - 1; k >= 0; --k) {
+      const bool seen = window.sees(k);
+#pragma unroll
+      for (int i = 0; i < pack; ++i) {
+        const float d = seen ? dv[i] : 0.0f;
+        dx[k][i] = (k > 0 ? dx[k - 1][i] : 0.0f) + d * window.weight[W - 1 - k][i];
+        if constexpr (own) dweight[W - 1 - k][i] += d * window.x[k][i];
+      }
+    }
   }
-}
+};
 
 template <typename T, int W, bool packed>
-__global__ void __launch_bounds__(threads, 3)
+__global__ void __launch_bounds__(threads, 2)
     causal_conv_backward_kernel(CausalConv conv, CausalConvGradient g) {
-  constexpr int pack = backward_pack;
+  constexpr int pack = backward_pack, flight = 4;  // loads at a time
+  static_assert(backward_run % flight == 0 && W - 1 <= flight);
   const ConvPlace place(conv, pack, backward_run);
   if (!place.valid) return;
   ConvWindow<T, W, packed, pack> window(conv, place);
-  float dx[W][pack] = {};  // dx[k]: of the token k before the current one, not complete below k = W - 1
-  float dweight[W][pack] = {}, dbias[pack] = {};
+  ConvGradients<T, W, packed> sums;
+  const int end = min(place.end + W - 1, conv.tokens);
+  Pack<T, pack> x[flight], dy[flight];
+  const auto load_tokens = [&](int first) {
+#pragma unroll
+    for (int i = 0; i < flight; ++i) {
+      if (first + i >= end) break;
+      x[i] = load<pack>(window.input(first + i));
+      dy[i] = load<pack>(static_cast<const T*>(g.dy) + window.row(first + i) * conv.channels + place.channel);
+    }
+  };
   const auto write = [&](int token, const float(&values)[pack]) {
-    if (token < place.first || token >= place.end) return;
+    if (token < place.first) return;
     T* const to = static_cast<T*>(g.dx) + window.row(token) * conv.x.stride + place.channel;
     store<pack>(to, round_to_pack<T>(values));
   };
-  const int end = min(place.end + W - 1, conv.tokens);
-  constexpr int flight = 4;  // loads at a time
-  for (int start = place.first; start < end; start += flight) {
-    Pack<T, pack> in[flight];
-    float dy[flight][pack];
+  load_tokens(place.first);
+  for (int start = place.first; start < place.end; start += flight) {
+    Pack<T, pack> own_x[flight], own_dy[flight];
 #pragma unroll
     for (int i = 0; i < flight; ++i) {
-      if (start + i >= end) break;
-      in[i] = load<pack>(window.input(start + i));
-      load_gradient<T, pack>(conv, g, window.row(start + i), place.channel, dy[i]);
+      own_x[i] = x[i];
+      own_dy[i] = dy[i];
     }
+    load_tokens(start + flight);
 #pragma unroll
-    for (int j = 0; j < flight; ++j) {
-      const int token = start + j;
-      if (token >= end) break;
-      float(&dv)[pack] = dy[j], v[pack];
-      window.advance(token, in[j]);
-      window.convolve(v);
-#pragma unroll
-      for (int i = 0; i < pack; ++i) {
-        const float s = sigmoid(v[i]);
-        dv[i] *= s * (1.0f + v[i] * (1.0f - s));
-      }
-      const bool own = token < place.end;
-#pragma unroll
-      for (int k = W - 1; k >= 0; --k) {
-        const bool seen = window.sees(k);
-#pragma unroll
-        for (int i = 0; i < pack; ++i) {
-          const float d = seen ? dv[i] : 0.0f;
-          dx[k][i] = (k > 0 ? dx[k - 1][i] : 0.0f) + d * window.weight[W - 1 - k][i];
-          dweight[W - 1 - k][i] += own ? d * window.x[k][i] : 0.0f;
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < pack; ++i) dbias[i] += own ? dv[i] : 0.0f;
-      write(token - (W - 1), dx[W - 1]);
+    for (int i = 0; i < flight; ++i) {
+      if (start + i >= place.end) break;
+      window.advance(start + i, own_x[i]);
+      sums.template add<true>(window, own_dy[i]);
+      write(start + i - (W - 1), sums.dx[W - 1]);
     }
   }
+  // The tokens after the run, which are in flight.
 #pragma unroll
-  for (int k = 0; k < W - 1; ++k) write(end - 1 - k, dx[k]);
+  for (int i = 0; i < W - 1; ++i) {
+    if (place.end + i >= end) break;
+    window.advance(place.end + i, x[i]);
+    sums.template add<false>(window, dy[i]);
+    write(place.end + i - (W - 1), sums.dx[W - 1]);
+  }
+  if (end == conv.tokens) {  // none comes after them
+#pragma unroll
+    for (int k = 0; k < W - 1; ++k) {
+      if (end - 1 - k < place.end) write(end - 1 - k, sums.dx[k]);
+    }
+  }
   float* const to = g.dweight + place.run * (W + 1) * conv.channels + place.channel;
 #pragma unroll
-  for (int k = 0; k < W; ++k) store_values(to + k * int64_t{conv.channels}, dweight[k]);
-  store_values(to + W * int64_t{conv.channels}, dbias);
+  for (int k = 0; k < W; ++k) store_values(to + k * int64_t{conv.channels}, sums.dweight[k]);
+  store_values(to + W * int64_t{conv.channels}, sums.dbias);
 }
 
 /// Calls f(T{}, width, whether documents are packed).

@@ -142,7 +142,7 @@ MambaGradients FusedScan::backward(const at::Tensor& dy, const at::Tensor& dlast
                      .reversed = true},
                     stream_);
   const int parts = cuda::scan_parts(shape_);
-  const at::Tensor dx = empty_rows();
+  const at::Tensor dxbc = at::empty_like(xbc_);
   const at::Tensor dbc =
       at::empty({parts, rows_.size(0), rows_.size(1), 2 * options_.groups * options_.state}, wide);
   const at::Tensor sums = at::empty({int64_t{shape_.batch} * shape_.chunks, 3, shape_.heads}, wide);
@@ -152,13 +152,14 @@ MambaGradients FusedScan::backward(const at::Tensor& dy, const at::Tensor& dlast
                        .A_log = A_log_.const_data_ptr<float>(),
                        .least = least(),
                        .most = most(),
-                       .dx = dx.data_ptr(),
+                       .dx = columns_of(dxbc, 0),
                        .dbc = dbc.mutable_data_ptr<float>(),
                        .draw = step_columns(dzxbcdt),
                        .sums = sums.mutable_data_ptr<float>()},
                       stream_);
+  dxbc.narrow(2, options_.inner(), dbc.size(3)).copy_(dbc.sum(0));
   const FusedConv::Gradients conv =
-      conv_.backward({dx, dbc}, dzxbcdt.narrow(2, first_, options_.channels()), stream_);
+      conv_.backward(dxbc, dzxbcdt.narrow(2, first_, options_.channels()), stream_);
   const at::Tensor of_heads = sums.sum(0);
   return {.dzxbcdt_SB = dzxbcdt,
           .weights = {.conv_weight = conv.dweight.unsqueeze(1),

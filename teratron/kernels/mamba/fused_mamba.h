@@ -5,12 +5,12 @@
 
 namespace teratron::mamba {
 
-/// Whether the kernels take them: bf16 or f16 on a GPU of compute capability 8.0 or above, heads and states of
-/// up to 128 channels, in packs of eight, convolutions of two to four tokens.
+/// Whether the kernels take them: bf16 or f16 on a GPU of compute capability 8.0 or above, heads and states
+/// of up to 128 channels, in packs of eight, convolutions of two to four tokens.
 bool fused_mamba_supports(const MambaInput& input, const MambaWeights& weights, const MambaOptions& options);
 
-/// As mamba_forward() and mamba_backward(). Products in the input's dtype with sums in f32; the states between
-/// chunks of 64 tokens are kept in f32, and rounded where outputs are computed from them.
+/// As mamba_forward() and mamba_backward(). Products in the input's dtype with sums in f32; the states
+/// between chunks of 64 tokens are kept in f32, and rounded where outputs are computed from them.
 MambaOutput fused_mamba_forward(const MambaInput& input, const MambaWeights& weights,
                                 const MambaOptions& options);
 MambaGradients fused_mamba_backward(const at::Tensor& dy_SB, const at::Tensor& dssm, const MambaInput& input,

@@ -50,7 +50,7 @@ at::Tensor FusedConv::after() const {
   return at::cat({before, x_.transpose(0, 1)}, 1).narrow(1, tokens, kept);
 }
 
-FusedConv::Gradients FusedConv::backward(const OutputGradient& gradient, const at::Tensor& dx,
+FusedConv::Gradients FusedConv::backward(const at::Tensor& dy, const at::Tensor& dx,
                                          DeviceStream stream) const {
   TERATRON_ASSERT(dx.strides() == x_.strides(), "the gradient of the convolution has other rows");
   const cuda::CausalConv conv = describe();
@@ -58,14 +58,7 @@ FusedConv::Gradients FusedConv::backward(const OutputGradient& gradient, const a
   const at::Tensor sums = at::empty({cuda::causal_conv_gradient_rows(conv), width + 1, x_.size(2)},
                                     x_.options().dtype(at::kFloat));
   cuda::causal_conv_backward(
-      conv,
-      {.dy = address(gradient.dy),
-       .inner = static_cast<int>(gradient.dy.size(2)),
-       .dy_parts = float_or_null(gradient.parts),
-       .parts = gradient.parts.defined() ? static_cast<int>(gradient.parts.size(0)) : 0,
-       .dx = address(dx),
-       .dweight = sums.mutable_data_ptr<float>()},
-      stream);
+      conv, {.dy = address(dy), .dx = address(dx), .dweight = sums.mutable_data_ptr<float>()}, stream);
   const at::Tensor sum = sums.sum(0);
   return {sum.narrow(0, 0, width).t().contiguous(), bias_.defined() ? sum[width] : at::Tensor()};
 }

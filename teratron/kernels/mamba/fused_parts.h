@@ -29,16 +29,11 @@ class FusedConv {
   /// The last W - 1 inputs, [B, W - 1, C].
   at::Tensor after() const;
 
-  /// Of channels below dy's width in T [S, B, ...], of the others the sum of parts in f32 [parts, S, B, ...],
-  /// which may be undefined.
-  struct OutputGradient {
-    at::Tensor dy, parts;
-  };
   struct Gradients {
     at::Tensor dweight, dbias;  // [C, W]; undefined without a bias
   };
-  /// Writes dx, a view of rows as x.
-  Gradients backward(const OutputGradient& gradient, const at::Tensor& dx, DeviceStream stream) const;
+  /// dy [S, B, C]. Writes dx, a view of rows as x.
+  Gradients backward(const at::Tensor& dy, const at::Tensor& dx, DeviceStream stream) const;
 
  private:
   cuda::CausalConv describe() const;

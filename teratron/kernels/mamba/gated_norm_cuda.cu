@@ -28,8 +28,19 @@ struct Teams {
 template <typename T, int K>
 struct NormRow {
   const GatedNormShape& shape;
-  const int threads, member;  // of the team
+  const int threads, member, group;  // of the team
   float* const shared;
+
+  __device__ void load_weight(const float* weight, float (&w)[K][V]) const {
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        const int at = shape.shared_weight ? column(k) + i : group * shape.width + column(k) + i;
+        w[k][i] = weight == nullptr || !has(k) ? 1.0f : weight[at];
+      }
+    }
+  }
 
   __device__ int column(int k) const { return (k * threads + member) * V; }
   __device__ bool has(int k) const { return column(k) < shape.width; }
@@ -87,28 +98,14 @@ struct TeamPlace {
   }
 };
 
-template <int K>
-__device__ void load_weight(const GatedNormShape& shape, const float* weight, int group, int threads,
-                            int member, float (&w)[K][V]) {
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-      const int column = (k * threads + member) * V + i;
-      const int at = shape.shared_weight ? column : group * shape.width + column;
-      w[k][i] = weight == nullptr || column >= shape.width ? 1.0f : weight[at];
-    }
-  }
-}
-
 template <typename T, int K>
 __global__ void __launch_bounds__(max_threads)
     gated_norm_kernel(GatedNormShape shape, GatedNormArgs args, T* out, int threads) {
   __shared__ float shared[32];
   const TeamPlace place(shape, threads);
-  const NormRow<T, K> team{shape, threads, place.member, shared};
+  const NormRow<T, K> team{shape, threads, place.member, place.group, shared};
   float w[K][V];
-  load_weight<K>(shape, args.weight, place.group, threads, place.member, w);
+  team.load_weight(args.weight, w);
   for (int64_t round = 0; round < place.rounds; ++round) {
     const int64_t row = place.first + round * place.step;
     const int64_t at = (row * shape.groups + place.group) * shape.width;
@@ -148,73 +145,94 @@ __global__ void __launch_bounds__(max_threads)
   }
 }
 
+/// A thread's channels of one row, and its sums over the rows.
+template <typename T, int K>
+struct NormGradientRow {
+  const NormRow<T, K>& team;
+  const GatedNormShape& shape = team.shape;
+  const bool first = shape.gate == GatePlace::before_norm, alone = shape.gate == GatePlace::alone;
+  float w[K][V], dweight[K][V] = {};
+  float y[K][V], z[K][V], dout[K][V];
+
+  __device__ int64_t place(int64_t row, int k) const {
+    return (row * shape.groups + team.group) * shape.width + team.column(k);
+  }
+  __device__ int64_t gate_place(int64_t row, const TokenRows& rows, int k) const {
+    return row * rows.stride + int64_t{team.group} * shape.width + team.column(k);
+  }
+  __device__ void load_row(int64_t row, const GatedNormArgs& args, const void* gradient) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) y[k][i] = z[k][i] = dout[k][i] = 0.0f;
+      if (row >= shape.rows || !team.has(k)) continue;
+      widen(load<V>(static_cast<const T*>(args.y) + place(row, k)), y[k]);
+      widen(load<V>(static_cast<const T*>(gradient) + place(row, k)), dout[k]);
+      load_columns(static_cast<const T*>(args.z.data) + gate_place(row, args.z, k), z[k]);
+    }
+  }
+  /// What is normed, and the gradient of the normed without the weight.
+  __device__ float h(int k, int i) const { return first ? y[k][i] * z[k][i] * sigmoid(z[k][i]) : y[k][i]; }
+  __device__ float dnormed(int k, int i) const {
+    return first || alone ? dout[k][i] : dout[k][i] * z[k][i] * sigmoid(z[k][i]);
+  }
+  /// 1 / the root mean square, and how much of h is taken from its gradient.
+  __device__ float2 reduce() const {
+    if (alone) return make_float2(1.0f, 0.0f);
+    float sums[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        const float own = h(k, i);
+        sums[0] += own * own;
+        sums[1] += dnormed(k, i) * w[k][i] * own;
+      }
+    }
+    team.sum(sums);
+    const float n = static_cast<float>(shape.width), rstd = rsqrtf(sums[0] / n + shape.eps);
+    return make_float2(rstd, rstd * rstd * sums[1] / n);
+  }
+  __device__ void differentiate(int64_t row, const GatedNormGradient& gradient) {
+    const float2 length = reduce();
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      float dz[V], dy[V];
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        const float s = sigmoid(z[k][i]), gate = z[k][i] * s, slope = s * (1.0f + z[k][i] * (1.0f - s));
+        const float own = h(k, i), normed = own * length.x;
+        const float dh = length.x * (dnormed(k, i) * w[k][i] - own * length.y);
+        dweight[k][i] += dnormed(k, i) * normed;
+        dz[i] = (first ? dh * y[k][i] : dout[k][i] * normed * w[k][i]) * slope;
+        dy[i] = first || alone ? dh * gate : dh;
+      }
+      if (row >= shape.rows || !team.has(k)) continue;
+      store<V>(static_cast<T*>(gradient.dy) + place(row, k), round_to_pack<T>(dy));
+      store_columns(static_cast<T*>(const_cast<void*>(gradient.dz.data)) + gate_place(row, gradient.dz, k),
+                    dz);
+    }
+  }
+};
+
 template <typename T, int K>
 __global__ void __launch_bounds__(max_threads)
     gated_norm_backward_kernel(GatedNormShape shape, GatedNormArgs args, GatedNormGradient gradient,
                                int threads) {
   __shared__ float shared[64];
   const TeamPlace place(shape, threads);
-  const NormRow<T, K> team{shape, threads, place.member, shared};
-  float w[K][V], dweight[K][V] = {};
-  load_weight<K>(shape, args.weight, place.group, threads, place.member, w);
+  const NormRow<T, K> team{shape, threads, place.member, place.group, shared};
+  NormGradientRow<T, K> own{.team = team};
+  team.load_weight(args.weight, own.w);
   for (int64_t round = 0; round < place.rounds; ++round) {
     const int64_t row = place.first + round * place.step;
-    const int64_t at = (row * shape.groups + place.group) * shape.width;
-    const int64_t column0 = int64_t{place.group} * shape.width;
-    float y[K][V] = {}, z[K][V] = {}, dout[K][V] = {}, sums[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      if (row >= shape.rows || !team.has(k)) continue;
-      widen(load<V>(static_cast<const T*>(args.y) + at + team.column(k)), y[k]);
-      widen(load<V>(static_cast<const T*>(gradient.dout) + at + team.column(k)), dout[k]);
-      load_columns(static_cast<const T*>(args.z.data) + row * args.z.stride + column0 + team.column(k), z[k]);
-    }
-    const bool first = shape.gate == GatePlace::before_norm, alone = shape.gate == GatePlace::alone;
-    // h: what is normed. dnormed: the gradient of the normed h, without the weight.
-    const auto h_of = [&](int k, int i) { return first ? y[k][i] * z[k][i] * sigmoid(z[k][i]) : y[k][i]; };
-    const auto dnormed_of = [&](int k, int i) {
-      return first ? dout[k][i] : dout[k][i] * z[k][i] * sigmoid(z[k][i]);
-    };
-    if (!alone) {
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-#pragma unroll
-        for (int i = 0; i < V; ++i) {
-          const float h = h_of(k, i);
-          sums[0] += h * h;
-          sums[1] += dnormed_of(k, i) * w[k][i] * h;
-        }
-      }
-      team.sum(sums);
-    }
-    const float n = static_cast<float>(shape.width);
-    const float rstd = alone ? 1.0f : rsqrtf(sums[0] / n + shape.eps);
-    const float slope_of_length = alone ? 0.0f : rstd * rstd * sums[1] / n;
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      float dz[V];
-#pragma unroll
-      for (int i = 0; i < V; ++i) {
-        const float s = sigmoid(z[k][i]), gate = z[k][i] * s, slope = s * (1.0f + z[k][i] * (1.0f - s));
-        const float h = h_of(k, i), dnormed = dnormed_of(k, i), own = dout[k][i];
-        const float dh = rstd * (dnormed * w[k][i] - h * slope_of_length);
-        dweight[k][i] += dnormed * h * rstd;
-        dz[i] = first ? dh * y[k][i] * slope : own * h * rstd * w[k][i] * slope;
-        dout[k][i] = first ? dh * gate : dh;
-      }
-      if (row >= shape.rows || !team.has(k)) continue;
-      store<V>(static_cast<T*>(gradient.dy) + at + team.column(k), round_to_pack<T>(dout[k]));
-      store_columns(static_cast<T*>(const_cast<void*>(gradient.dz.data)) + row * gradient.dz.stride +
-                        column0 + team.column(k),
-                    dz);
-    }
+    own.load_row(row, args, gradient.dout);
+    own.differentiate(row, gradient);
   }
   if (gradient.dweight == nullptr) return;
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    if (!team.has(k)) continue;
-    store_values(gradient.dweight + (place.first * shape.groups + place.group) * shape.width + team.column(k),
-                 dweight[k]);
+    if (team.has(k)) store_values(gradient.dweight + own.place(place.first, k), own.dweight[k]);
   }
 }
 

@@ -36,13 +36,8 @@ struct CausalConv {
 /// y [S, B, C].
 TERATRON_LAUNCHER(void, causal_conv, const CausalConv& conv, void* y, CUstream_st* stream);
 
-/// The gradient of y: of channels below `inner` in T [S, B, inner], of the others the sum of `parts` in f32,
-/// [parts, S, B, C - inner].
 struct CausalConvGradient {
-  const void* dy;
-  int inner;
-  const float* dy_parts;
-  int parts;
+  const void* dy;  // [S, B, C]
   void* dx;        // rows of x's stride
   float* dweight;  // [rows, W + 1, C], the bias last: the sum over the rows is the gradient
 };
@@ -114,7 +109,7 @@ struct ScanGradient {
   const void* dstates;  // T [B, chunks, H, P, N], of the states after the chunks
   const float* A_log;
   float least, most;  // limits of dt
-  void* dx;           // [S, B, H P]
+  TokenRows dx;       // [S, B, H P], written
   float* dbc;         // [parts, S, B, G N | G N]
   TokenRows draw;     // T [S, B, H], written: of what softplus is applied to
   float* sums;        // [B chunks, 3, H]: of draw, dA_log and dD

@@ -1,5 +1,6 @@
-// Backward of the chunked recurrence (launchers.h), from the states before the chunks and the gradients dS of
-// those after them. A block has a chunk and up to eight heads of a group, whose scores C B^T it computes once.
+// Backward of the chunked recurrence (launchers.h), from the states before the chunks and the gradients dS
+// of those after them. A block has a chunk and up to eight heads of a group, whose scores C B^T it computes
+// once.
 // With m(s, t) = (C_t . B_s) decay(s, t), u = dt x, decays to_t from the chunk's start and from_s to its end:
 //   du_s = sum over t of m(s, t) dy_t + from_s dS B_s
 //   dB_s = sum over heads of (sum over t of dscore(s, t) C_t + from_s dS^T u_s)
@@ -8,51 +9,13 @@
 //   dgamma_t = sum over s of E(s, t) - sum over t' of E(t, t') + to_t dy_t . S C_t - u_t . from_t dS B_t
 // with E(s, t) = dscore(s, t) (C_t . B_s), exactly as much in one sum as in the other
 //   dg_t = sum over t' >= t of dgamma_t' + dS . (the state after the chunk)
-// Bytes: x, dy, the states and dS once, B and C once for eight heads; dx, and dB and dC for eight heads, once.
-#include "teratron/kernels/mamba/scan_tile.cuh"
+// Bytes: x, dy, the states and dS once, B and C once for eight heads; dx, dB and dC for eight heads, once.
+#include "teratron/kernels/mamba/scan_backward_tile.cuh"
 
 namespace teratron::cuda {
 namespace {
 
-constexpr int warps = 16, threads = 32 * warps, heads_per_block = 8, N = max_scan_state;
-
-// Sums of one head, each partial sum by the warp that has it.
-struct HeadSums {
-  float received[4][scan_chunk];  // E over s, by tile of s
-  float sent[4][scan_chunk];      // E over t, by tile of t
-  float read[4][scan_chunk];      // dy_t . S C_t decayed, by columns of the state
-  float written[4][scan_chunk];   // u_s . dS B_s decayed, by channels
-  float dux[4][scan_chunk];       // du_s . x_s, by channels
-  float kept[warps], dyx[warps];  // dS . S, dy . x
-};
-
-template <int P>
-struct BackwardTile {
-  static constexpr int stages = P <= 80 ? 2 : 1;
-  static constexpr int bc_bytes = PaddedTile<N>::bytes(scan_chunk),
-                       scores_bytes = PaddedTile<scan_chunk>::bytes(scan_chunk);
-  static constexpr int x_bytes = PaddedTile<P>::bytes(scan_chunk), state_bytes = PaddedTile<N>::bytes(P);
-  static constexpr int stage_bytes = 2 * x_bytes + 2 * state_bytes + ChunkTokens::bytes;
-  static constexpr int sums_at = 2 * bc_bytes + scores_bytes;
-  static constexpr int stages_at = sums_at + 2 * static_cast<int>(sizeof(HeadSums));
-  static constexpr int shared_bytes = stages_at + stages * stage_bytes;
-};
-
-// One head's tiles.
-template <int P>
-struct HeadTiles {
-  using Tile = BackwardTile<P>;
-  PaddedTile<P> x, dy;
-  PaddedTile<N> state, dstate;
-  ChunkTokens tokens;
-
-  __device__ explicit HeadTiles(const unsigned char* memory)
-      : x{shared_address(memory)},
-        dy{x.address + Tile::x_bytes},
-        state{dy.address + Tile::x_bytes},
-        dstate{state.address + Tile::state_bytes},
-        tokens(memory + 2 * Tile::x_bytes + 2 * Tile::state_bytes) {}
-};
+constexpr int warps = scan_backward_warps, threads = 32 * warps, N = max_scan_state;
 
 template <typename T, int P>
 struct BackwardBlock {
@@ -63,57 +26,52 @@ struct BackwardBlock {
   const ScanRows& rows;
   const ScanGradient& gradient;
   unsigned char* const memory;
-  const int chunk = blockIdx.x, batch = blockIdx.z;
+  const ChunkPlace place{shape, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.z)};
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int g = lane / 4, t2 = lane % 4 * 2;
   const int tile_row = warp % 4 * 16,
             side = warp / 4;  // of this warp's products: 16 rows, a quarter of columns
   const int shared_heads = shape.heads / shape.groups;
-  const int parts = (shared_heads + heads_per_block - 1) / heads_per_block;
+  const int parts = (shared_heads + scan_backward_heads - 1) / scan_backward_heads;
   const int group = blockIdx.y / parts, part = blockIdx.y % parts;
-  const int head0 = group * shared_heads + part * heads_per_block;
-  const int end = min(head0 + heads_per_block, (group + 1) * shared_heads);
+  const int head0 = group * shared_heads + part * scan_backward_heads;
+  const int end = min(head0 + scan_backward_heads, (group + 1) * shared_heads);
   const PaddedTile<N> b_tile{shared_address(memory)}, c_tile{b_tile.address + Tile::bc_bytes};
   const PaddedTile<scan_chunk> scores_tile{c_tile.address + Tile::bc_bytes};  // [s, t]
 
   __device__ unsigned char* stage(int head) const {
     return memory + Tile::stages_at + (head - head0) % Tile::stages * Tile::stage_bytes;
   }
-  __device__ HeadSums& sums(int head) const {
-    return reinterpret_cast<HeadSums*>(memory + Tile::sums_at)[(head - head0) % 2];
+  __device__ ScanHeadSums& sums(int head) const {
+    return reinterpret_cast<ScanHeadSums*>(memory + Tile::sums_at)[(head - head0) % 2];
   }
-  __device__ int64_t row_of(int token) const {
-    return (chunk * scan_chunk + token) * int64_t{shape.batch} + batch;
-  }
-  __device__ int valid() const { return shape.tokens - chunk * scan_chunk; }
   __device__ int inner() const { return shape.heads * shape.head_dim; }
   __device__ const T* columns(int column) const {
-    return static_cast<const T*>(rows.xbc.data) + row_of(0) * rows.xbc.stride + column;
+    return static_cast<const T*>(rows.xbc.data) + place.row_of(0) * rows.xbc.stride + column;
   }
 
   __device__ void copy_bc() const {
     for (int i = 0; i < 2; ++i) {
       copy_tile<N, scan_chunk, threads>(PaddedTile<N>{b_tile.address + i * Tile::bc_bytes},
                                         columns(inner() + (i * shape.groups + group) * shape.state),
-                                        rows.xbc.stride * shape.batch, valid(), shape.state);
+                                        rows.xbc.stride * shape.batch, place.valid(), shape.state);
     }
   }
   __device__ void copy_head(int head) const {
     if (head < end) {
       const HeadTiles<P> to(stage(head));
       const int column = head * shape.head_dim;
-      copy_tile<P, scan_chunk, threads>(to.x, columns(column), rows.xbc.stride * shape.batch, valid(),
+      copy_tile<P, scan_chunk, threads>(to.x, columns(column), rows.xbc.stride * shape.batch, place.valid(),
                                         shape.head_dim);
-      copy_tile<P, scan_chunk, threads>(to.dy,
-                                        static_cast<const T*>(gradient.dy) + row_of(0) * inner() + column,
-                                        int64_t{inner()} * shape.batch, valid(), shape.head_dim);
-      const int64_t state =
-          ((int64_t{batch} * shape.chunks + chunk) * shape.heads + head) * shape.head_dim * shape.state;
+      copy_tile<P, scan_chunk, threads>(
+          to.dy, static_cast<const T*>(gradient.dy) + place.row_of(0) * inner() + column,
+          int64_t{inner()} * shape.batch, place.valid(), shape.head_dim);
+      const int64_t state = place.state(head);
       copy_tile<N, P, threads>(to.state, static_cast<const T*>(rows.states) + state, shape.state,
                                shape.head_dim, shape.state);
       copy_tile<N, P, threads>(to.dstate, static_cast<const T*>(gradient.dstates) + state, shape.state,
                                shape.head_dim, shape.state);
-      ChunkTokens::copy(to.dstate.address + Tile::state_bytes, shape, tokens, batch, head, chunk);
+      ChunkTokens::copy<threads>(to.dstate.address + Tile::state_bytes, tokens, place, head);
     }
     cp_async_commit();
   }
@@ -133,7 +91,7 @@ struct BackwardBlock {
 
   /// Tokens with each other: m to shared memory, dscores are added up.
   __device__ void within(const HeadTiles<P>& head, const ScanAccumulators<2>& scores,
-                         ScanAccumulators<2>& dscores, HeadSums& sum) const {
+                         ScanAccumulators<2>& dscores, ScanHeadSums& sum) const {
     if (16 * side < tile_row) return;
     ScanAccumulators<2> xdy;
     clear<2>(xdy);
@@ -211,9 +169,12 @@ struct BackwardBlock {
     }
   }
 
+  struct TokenSums {
+    float dux[2] = {0.0f, 0.0f}, written[2] = {0.0f, 0.0f}, dyx = 0.0f;
+  };
   /// du of this warp's tokens, of 16 channels from `column` on.
-  __device__ void differentiate_x(int head_index, const HeadTiles<P>& head, int column, float (&dux)[2],
-                                  float (&written)[2], float& dyx) const {
+  __device__ void differentiate_x(int head_index, const HeadTiles<P>& head, int column,
+                                  TokenSums& sum) const {
     ScanAccumulators<2> du;
     clear<2>(du);
     uint32_t a[4], b[4];
@@ -233,7 +194,7 @@ struct BackwardBlock {
         x[n][half] = head.x.template pair<T>(s, column + 8 * n + t2);
         du[n][2 * half] *= end_decay;
         du[n][2 * half + 1] *= end_decay;
-        written[half] += dt * (x[n][half].x * du[n][2 * half] + x[n][half].y * du[n][2 * half + 1]);
+        sum.written[half] += dt * (x[n][half].x * du[n][2 * half] + x[n][half].y * du[n][2 * half + 1]);
       }
     }
 #pragma unroll
@@ -252,94 +213,41 @@ struct BackwardBlock {
       for (int n = 0; n < 2; ++n) {
         const float2 dy = head.dy.template pair<T>(s, column + 8 * n + t2), own = x[n][half];
         float &low = du[n][2 * half], &high = du[n][2 * half + 1];
-        dux[half] += own.x * low + own.y * high;
-        dyx += own.x * dy.x + own.y * dy.y;
+        sum.dux[half] += own.x * low + own.y * high;
+        sum.dyx += own.x * dy.x + own.y * dy.y;
         low = dt * low + D * dy.x;
         high = dt * high + D * dy.y;
       }
-      const bool inside = s < valid() && column + store_column() < shape.head_dim;
-      T* const to = static_cast<T*>(gradient.dx) + row_of(s) * inner() + head_index * shape.head_dim + column;
+      const bool inside = s < place.valid() && column + store_column() < shape.head_dim;
+      T* const to = static_cast<T*>(const_cast<void*>(gradient.dx.data)) +
+                    place.row_of(s) * gradient.dx.stride + head_index * shape.head_dim + column;
       store_row<T>(to, inside, du[0], du[1], half);
     }
   }
-  __device__ void differentiate_x(int head_index, const HeadTiles<P>& head, HeadSums& sum) const {
-    float dux[2] = {0.0f, 0.0f}, written[2] = {0.0f, 0.0f}, dyx = 0.0f, kept = 0.0f;
-    for (int column = 16 * side; column < P; column += 64)
-      differentiate_x(head_index, head, column, dux, written, dyx);
+  __device__ void differentiate_x(int head_index, const HeadTiles<P>& head, ScanHeadSums& sum) const {
+    TokenSums own;
+    float kept = 0.0f;
+    for (int column = 16 * side; column < P; column += 64) differentiate_x(head_index, head, column, own);
 #pragma unroll
     for (int i = static_cast<int>(threadIdx.x); i < P * N / 8; i += threads)
-      kept +=
-          dot(head.state.pack(i / (N / 8), i % (N / 8) * 8), head.dstate.pack(i / (N / 8), i % (N / 8) * 8));
+      kept += dot<T>(head.state.pack(i / (N / 8), i % (N / 8) * 8),
+                     head.dstate.pack(i / (N / 8), i % (N / 8) * 8));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      dux[half] = row_sum(dux[half]);
-      written[half] = row_sum(written[half]);
+      const float dux = row_sum(own.dux[half]), written = row_sum(own.written[half]);
       if (t2 != 0) continue;
-      sum.dux[side][tile_row + g + 8 * half] = dux[half];
-      sum.written[side][tile_row + g + 8 * half] = written[half];
+      sum.dux[side][tile_row + g + 8 * half] = dux;
+      sum.written[side][tile_row + g + 8 * half] = written;
     }
     kept = warp_sum(kept);
-    dyx = warp_sum(dyx);
+    const float dyx = warp_sum(own.dyx);
     if (lane > 0) return;
     sum.kept[warp] = kept;
     sum.dyx[warp] = dyx;
   }
 
-  __device__ static float dot(const uint4& a, const uint4& b) {
-    const auto of_pair = [](uint32_t x, uint32_t y) {
-      const float2 first = widen_pair<T>(x), second = widen_pair<T>(y);
-      return first.x * second.x + first.y * second.y;
-    };
-    return (of_pair(a.x, b.x) + of_pair(a.y, b.y)) + (of_pair(a.z, b.z) + of_pair(a.w, b.w));
-  }
-
-  /// By one warp: the gradients of the time steps, and sums over the tokens. A lane has two tokens.
   __device__ void differentiate_steps(int head) const {
-    const HeadSums& sum = sums(head);
-    const int64_t at = ((int64_t{batch} * shape.heads + head) * shape.chunks + chunk) * scan_chunk + 2 * lane;
-    const float2 dt = *reinterpret_cast<const float2*>(tokens.dt + at);
-    const float kept = warp_sum(lane < warps ? sum.kept[lane] : 0.0f);
-    const float dD = warp_sum(lane < warps ? sum.dyx[lane] : 0.0f);
-    float dux[2] = {0.0f, 0.0f}, dgamma[2] = {0.0f, 0.0f}, written = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int t = 2 * lane + i;
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        dux[i] += sum.dux[k][t];
-        dgamma[i] += (sum.received[k][t] - sum.sent[k][t]) + (sum.read[k][t] - sum.written[k][t]);
-        written += sum.written[k][t];
-      }
-    }
-    written = warp_sum(written);
-    if (lane == 31) dgamma[1] += written + tokens.start[at + 1] * kept;
-    float after = dgamma[0] + dgamma[1];  // the sum from this lane's tokens on
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const float other = __shfl_down_sync(0xFFFFFFFFu, after, offset);
-      if (lane + offset < 32) after += other;
-    }
-    const float dg[2] = {after, after - dgamma[0]};
-    const float decay = -expf(gradient.A_log[head]);
-    float draw_sum = 0.0f, dlog_sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float step = i == 0 ? dt.x : dt.y;
-      const bool free = step > gradient.least && step < gradient.most;
-      const float draw = free ? -expm1f(-step) * (dux[i] + decay * dg[i]) : 0.0f;
-      draw_sum += draw;
-      dlog_sum += decay * step * dg[i];
-      if (2 * lane + i >= valid()) continue;
-      T* const to = static_cast<T*>(const_cast<void*>(gradient.draw.data));
-      to[row_of(2 * lane + i) * gradient.draw.stride + head] = round_to<T>(draw);
-    }
-    draw_sum = warp_sum(draw_sum);
-    dlog_sum = warp_sum(dlog_sum);
-    if (lane > 0) return;
-    float* const to = gradient.sums + (int64_t{batch} * shape.chunks + chunk) * 3 * shape.heads + head;
-    to[0] = draw_sum;
-    to[shape.heads] = dlog_sum;
-    to[2 * shape.heads] = dD;
+    scan_differentiate_steps<T>(tokens, gradient, place, head, sums(head));
   }
 
   /// The scores' part of dB and dC, and both to memory.
@@ -377,9 +285,9 @@ struct BackwardBlock {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int token = tile_row + g + 8 * half;
-      if (token >= valid()) continue;
+      if (token >= place.valid()) continue;
       float* const to =
-          gradient.dbc + (part * tokens_in_all + row_of(token)) * 2 * width + group * shape.state;
+          gradient.dbc + (part * tokens_in_all + place.row_of(token)) * 2 * width + group * shape.state;
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const int column = 32 * side + 8 * n + t2;
@@ -393,7 +301,7 @@ struct BackwardBlock {
   __device__ void add_head(int index, const ScanAccumulators<2>& scores, ScanAccumulators<2>& dscores,
                            ScanAccumulators<4>& dB, ScanAccumulators<4>& dC) const {
     const HeadTiles<P> head(stage(index));
-    HeadSums& sum = sums(index);
+    ScanHeadSums& sum = sums(index);
     within(head, scores, dscores, sum);
     add_state(
         head.dy, head.state, [&](int t) { return head.tokens.start[t]; }, dC,
@@ -418,12 +326,12 @@ struct BackwardBlock {
     for (int i = static_cast<int>(threadIdx.x); i < Tile::scores_bytes / 4; i += threads)
       reinterpret_cast<uint32_t*>(memory + 2 * Tile::bc_bytes)[i] = 0;
     for (int i = static_cast<int>(threadIdx.x); i < 2 * 4 * scan_chunk; i += threads) {
-      HeadSums& sum = sums(head0 + i / (4 * scan_chunk));
+      ScanHeadSums& sum = sums(head0 + i / (4 * scan_chunk));
       sum.received[i / scan_chunk % 4][i % scan_chunk] = 0.0f;
       sum.sent[i / scan_chunk % 4][i % scan_chunk] = 0.0f;
     }
     for (int s = 0; s < Tile::stages; ++s)
-      ChunkTokens::no_documents(stage(head0 + s) + 2 * Tile::x_bytes + 2 * Tile::state_bytes);
+      ChunkTokens::no_documents<threads>(stage(head0 + s) + 2 * Tile::x_bytes + 2 * Tile::state_bytes);
     __syncthreads();
     copy_bc();
     copy_head(head0);
@@ -460,7 +368,7 @@ __global__ void __launch_bounds__(threads, 1)
 }  // namespace
 
 int scan_parts(const ScanShape& shape) {
-  return static_cast<int>(ceil_div(shape.heads / shape.groups, heads_per_block));
+  return static_cast<int>(ceil_div(shape.heads / shape.groups, scan_backward_heads));
 }
 
 void scan_backward(const ScanShape& shape, const ScanTokens& tokens, const ScanRows& rows,

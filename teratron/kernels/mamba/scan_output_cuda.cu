@@ -1,7 +1,8 @@
 // Outputs of the chunked recurrence (launchers.h) from the states before each chunk. A block has a chunk and
 // up to eight heads of a group, whose scores C B^T it computes once; a warp has 16 tokens:
 //   y_t = sum over s of (C_t . B_s) decay(s, t) dt_s x_s + decay(start, t) S C_t + D x_t
-// Decays to a token t of the warp's tile from what is before the tile are products: to the tile, and within it.
+// Decays to a token t of the warp's tile from what is before the tile are products: to the tile, and within
+// it.
 // Bytes: x and the states once, B and C once for eight heads; y is written once.
 #include "teratron/kernels/mamba/scan_tile.cuh"
 
@@ -30,7 +31,7 @@ struct OutputBlock {
   const ScanRows& rows;
   T* const y;
   unsigned char* const memory;
-  const int chunk = blockIdx.x, batch = blockIdx.z;
+  const ChunkPlace place{shape, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.z)};
   const int lane = threadIdx.x % 32, g = lane / 4, t2 = lane % 4 * 2, tile_row = threadIdx.x / 32 * 16;
   const int shared_heads = shape.heads / shape.groups;
   const int parts = (shared_heads + heads_per_block - 1) / heads_per_block;
@@ -41,16 +42,11 @@ struct OutputBlock {
   __device__ unsigned char* stage(int index) const {
     return memory + Tile::bc_bytes + index % 2 * Tile::stage_bytes;
   }
-  __device__ int64_t row_of(int token) const {
-    return (chunk * scan_chunk + token) * int64_t{shape.batch} + batch;
-  }
-  __device__ int valid() const { return shape.tokens - chunk * scan_chunk; }
-
   template <int D>
   __device__ void copy_columns(const PaddedTile<D>& tile, int column, int count) const {
     copy_tile<D, scan_chunk, threads>(
-        tile, static_cast<const T*>(rows.xbc.data) + row_of(0) * rows.xbc.stride + column,
-        rows.xbc.stride * shape.batch, valid(), count);
+        tile, static_cast<const T*>(rows.xbc.data) + place.row_of(0) * rows.xbc.stride + column,
+        rows.xbc.stride * shape.batch, place.valid(), count);
   }
   __device__ PaddedTile<N> c_tile() const { return {shared_address(memory)}; }
   __device__ PaddedTile<N> b_tile() const { return {shared_address(stage(1))}; }
@@ -63,11 +59,10 @@ struct OutputBlock {
     if (head < end) {
       const SharedAddress to = shared_address(stage(head - head0));
       copy_columns(PaddedTile<P>{to}, head * shape.head_dim, shape.head_dim);
-      const int64_t state = (int64_t{batch} * shape.chunks + chunk) * shape.heads + head;
       copy_tile<N, P, threads>(PaddedTile<N>{to + Tile::x_bytes},
-                               static_cast<const T*>(rows.states) + state * shape.head_dim * shape.state,
-                               shape.state, shape.head_dim, shape.state);
-      ChunkTokens::copy(to + Tile::x_bytes + Tile::state_bytes, shape, tokens, batch, head, chunk);
+                               static_cast<const T*>(rows.states) + place.state(head), shape.state,
+                               shape.head_dim, shape.state);
+      ChunkTokens::copy<threads>(to + Tile::x_bytes + Tile::state_bytes, tokens, place, head);
     }
     cp_async_commit();
   }
@@ -191,7 +186,7 @@ struct OutputBlock {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int token = tile_row + g + 8 * half;
-      T* const to = y + (row_of(token) * shape.heads + head) * shape.head_dim;
+      T* const to = y + (place.row_of(token) * shape.heads + head) * shape.head_dim;
 #pragma unroll
       for (int n = 0; n < columns; n += 2) {
 #pragma unroll
@@ -200,14 +195,15 @@ struct OutputBlock {
           out[n + i][2 * half] += D * own.x;
           out[n + i][2 * half + 1] += D * own.y;
         }
-        const bool inside = token < valid() && 8 * n + store_column() < shape.head_dim;
+        const bool inside = token < place.valid() && 8 * n + store_column() < shape.head_dim;
         store_row<T>(to + 8 * n, inside, out[n], out[n + 1], half);
       }
     }
   }
 
   __device__ void run() const {
-    for (int s = 0; s < 2; ++s) ChunkTokens::no_documents(stage(s) + Tile::x_bytes + Tile::state_bytes);
+    for (int s = 0; s < 2; ++s)
+      ChunkTokens::no_documents<threads>(stage(s) + Tile::x_bytes + Tile::state_bytes);
     copy_bc();
     copy_head(head0);
     cp_async_wait<0>();

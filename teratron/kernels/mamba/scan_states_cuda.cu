@@ -44,7 +44,8 @@ struct StatesBlock {
       copy_tile<columns, scan_chunk, Tile::threads>(
           PaddedTile<columns>{to + Tile::a_bytes}, rows(args.b) + group * shape.state + column0,
           args.b.stride * shape.batch, valid, shape.state - column0);
-      ChunkTokens::copy(to + Tile::a_bytes + Tile::b_bytes, shape, tokens, batch, head, chunk);
+      ChunkTokens::copy<Tile::threads>(to + Tile::a_bytes + Tile::b_bytes, tokens,
+                                       ChunkPlace{shape, chunk, batch}, head);
     }
     cp_async_commit();
   }
@@ -117,7 +118,8 @@ struct StatesBlock {
 
   __device__ void run() const {
     for (int s = 0; s < stages; ++s) {
-      ChunkTokens::no_documents(memory + s * Tile::stage_bytes + Tile::a_bytes + Tile::b_bytes);
+      ChunkTokens::no_documents<Tile::threads>(memory + s * Tile::stage_bytes + Tile::a_bytes +
+                                               Tile::b_bytes);
     }
     __syncthreads();
     for (int s = 0; s < stages - 1; ++s) copy(s);

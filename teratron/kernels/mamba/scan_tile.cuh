@@ -53,7 +53,8 @@ struct PaddedTile {
   }
 };
 
-/// Starts copying `rows` rows of `columns` values; zeros beyond, up to D columns, and in rows from `valid` on.
+/// Starts copying `rows` rows of `columns` values; zeros beyond, up to D columns, and in rows from `valid`
+/// on.
 template <int D, int rows, int threads, typename T>
 __device__ void copy_tile(const PaddedTile<D>& tile, const T* from, int64_t stride, int valid, int columns) {
   constexpr int packs = D / 8;
@@ -91,8 +92,8 @@ __device__ void mma_pair(float (&low)[4], float (&high)[4], const uint32_t (&a)[
 __device__ inline int store_column() {
   return threadIdx.x % 2 * 8 + threadIdx.x % 4 / 2 * 4;
 }
-/// Writes 16 columns of a row, of which a lane has the pairs `low` of the first 8 and `high` of the others. All
-/// lanes take part.
+/// Writes 16 columns of a row, of which a lane has the pairs `low` of the first 8 and `high` of the others.
+/// All lanes take part.
 template <typename T>
 __device__ void store_words(T* row, bool valid, uint32_t low, uint32_t high) {
   const bool odd = threadIdx.x % 2 == 1;
@@ -100,11 +101,21 @@ __device__ void store_words(T* row, bool valid, uint32_t low, uint32_t high) {
   const uint2 words = odd ? make_uint2(received, high) : make_uint2(low, received);
   if (valid) *reinterpret_cast<uint2*>(row + store_column()) = words;
 }
-/// The same of row g of two neighboring accumulators, or of row g + 8 if `half`.
+/// Writes row g of two neighboring accumulators, or of row g + 8 if `half`.
 template <typename T>
 __device__ void store_row(T* row, bool valid, const float (&low)[4], const float (&high)[4], int half) {
   store_words<T>(row, valid, round_pair<T>(low[2 * half], low[2 * half + 1]),
                  round_pair<T>(high[2 * half], high[2 * half + 1]));
+}
+
+/// The dot product of eight values each.
+template <typename T>
+__device__ float dot(const uint4& a, const uint4& b) {
+  const auto of_pair = [](uint32_t x, uint32_t y) {
+    const float2 first = widen_pair<T>(x), second = widen_pair<T>(y);
+    return first.x * second.x + first.y * second.y;
+  };
+  return (of_pair(a.x, b.x) + of_pair(a.y, b.y)) + (of_pair(a.z, b.z) + of_pair(a.w, b.w));
 }
 
 /// The sum over the lanes of a row.
@@ -112,6 +123,27 @@ __device__ inline float row_sum(float x) {
   x += __shfl_xor_sync(0xFFFFFFFFu, x, 1);
   return x + __shfl_xor_sync(0xFFFFFFFFu, x, 2);
 }
+
+/// A chunk of a sequence.
+struct ChunkPlace {
+  const ScanShape& shape;
+  int chunk, batch;
+
+  /// Its tokens.
+  __device__ int valid() const { return shape.tokens - chunk * scan_chunk; }
+  __device__ int64_t row_of(int token) const {
+    return (chunk * scan_chunk + token) * int64_t{shape.batch} + batch;
+  }
+  /// The first of its tokens in ScanTokens of a head, and in ScanTokens::first.
+  __device__ int64_t tokens_of(int head) const {
+    return ((int64_t{batch} * shape.heads + head) * shape.chunks + chunk) * scan_chunk;
+  }
+  __device__ int64_t first_tokens() const { return (int64_t{batch} * shape.chunks + chunk) * scan_chunk; }
+  /// The state of a head, [B, chunks, H, P, N].
+  __device__ int64_t state(int head) const {
+    return ((int64_t{batch} * shape.chunks + chunk) * shape.heads + head) * shape.head_dim * shape.state;
+  }
+};
 
 /// ScanTokens of a chunk and head in shared memory.
 struct ChunkTokens {
@@ -126,22 +158,25 @@ struct ChunkTokens {
         end(start + scan_chunk),
         first(reinterpret_cast<const int*>(end + scan_chunk)) {}
   /// Starts copying them; without documents `first` must be filled once by no_documents().
-  __device__ static void copy(SharedAddress to, const ScanShape& shape, const ScanTokens& tokens, int batch,
-                              int head, int chunk) {
+  template <int threads>
+  __device__ static void copy(SharedAddress to, const ScanTokens& tokens, const ChunkPlace& place, int head) {
     constexpr int packs = scan_chunk / 4;
-    const int array = static_cast<int>(threadIdx.x) / packs, pack = static_cast<int>(threadIdx.x) % packs;
-    if (array > 4 || (array == 4 && tokens.first == nullptr)) return;
-    const int64_t at = ((int64_t{batch} * shape.heads + head) * shape.chunks + chunk) * scan_chunk;
-    const void* const from = array == 0   ? tokens.dt + at
-                             : array == 1 ? tokens.gamma + at
-                             : array == 2 ? tokens.start + at
-                             : array == 3
-                                 ? static_cast<const void*>(tokens.end + at)
-                                 : tokens.first + (int64_t{batch} * shape.chunks + chunk) * scan_chunk;
-    cp_async(to + 16 * static_cast<int>(threadIdx.x), static_cast<const uint4*>(from) + pack);
+    const int64_t at = place.tokens_of(head);
+    const int arrays = tokens.first == nullptr ? 4 : 5;
+    for (int i = static_cast<int>(threadIdx.x); i < arrays * packs; i += threads) {
+      const int array = i / packs;
+      const void* const from = array == 0   ? tokens.dt + at
+                               : array == 1 ? tokens.gamma + at
+                               : array == 2 ? tokens.start + at
+                               : array == 3 ? static_cast<const void*>(tokens.end + at)
+                                            : tokens.first + place.first_tokens();
+      cp_async(to + 16 * i, static_cast<const uint4*>(from) + i % packs);
+    }
   }
+  template <int threads>
   __device__ static void no_documents(unsigned char* memory) {
-    if (threadIdx.x < scan_chunk) reinterpret_cast<int*>(memory + 16 * scan_chunk)[threadIdx.x] = -1;
+    for (int i = static_cast<int>(threadIdx.x); i < scan_chunk; i += threads)
+      reinterpret_cast<int*>(memory + 16 * scan_chunk)[i] = -1;
   }
 
   /// The decay from token s to t; 0 from one document to another.

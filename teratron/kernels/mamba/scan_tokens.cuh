@@ -1,4 +1,5 @@
-// Decays and documents of the tokens of a chunk, for the kernels that write ScanTokens. A lane has two tokens.
+// Decays and documents of the tokens of a chunk, for the kernels that write ScanTokens and their gradients. A
+// lane has two tokens.
 #pragma once
 
 #include "teratron/kernels/common/device.cuh"
@@ -19,6 +20,18 @@ __device__ inline float inclusive_scan(float x) {
     if (lane >= offset) x += other;
   }
   return x;
+}
+
+/// The gradients of two decays' logarithms from those of gamma: sums from each token on.
+__device__ inline float2 suffix_sums(float2 dgamma) {
+  const int lane = threadIdx.x % 32;
+  float after = dgamma.x + dgamma.y;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const float other = __shfl_down_sync(0xFFFFFFFFu, after, offset);
+    if (lane + offset < 32) after += other;
+  }
+  return make_float2(after, after - dgamma.x);
 }
 
 /// Where the documents of this lane's tokens, and of the chunk's last, start; see ScanTokens::first.
