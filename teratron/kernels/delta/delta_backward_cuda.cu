@@ -323,7 +323,7 @@ struct DeltaBackwardBlock {
     for (int i = static_cast<int>(threadIdx.x); i < (stages_at - squares_at) / 4; i += threads)
       reinterpret_cast<uint32_t*>(memory + squares_at)[i] = 0;
     for (int s = 0; s < stages; ++s)
-      ChunkTokens::no_documents<threads>(stage(s) + 3 * value_tile_bytes + 2 * state_tile_bytes);
+      ChunkTokens::no_documents<threads>(stage(s) + 3 * value_tile_bytes + 2 * state_tile_bytes, tokens);
     __syncthreads();
     place.copy<threads, T>(q, args.qkv, group * shape.state, shape.state);
     place.copy<threads, T>(k, args.qkv, place.keys() + group * shape.state, shape.state);

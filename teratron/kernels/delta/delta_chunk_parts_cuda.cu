@@ -152,7 +152,7 @@ struct ChunkPartsBlock {
   }
 
   __device__ void run() const {
-    ChunkTokens::no_documents<threads>(memory + tokens_at);
+    ChunkTokens::no_documents<threads>(memory + tokens_at, tokens);
     place.copy<threads, T>(q, qkv, group * shape.state, shape.state);
     place.copy<threads, T>(k, qkv, place.keys() + group * shape.state, shape.state);
     cp_async_commit();

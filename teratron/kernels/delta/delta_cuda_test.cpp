@@ -67,6 +67,7 @@ void check_fused_delta(const FusedDeltaCase& of) {
   SCOPED_TRACE(fmt::format("{} [{} tokens, {}] {} heads of {}, {} of {}, documents {}", at::toString(of.type),
                            of.tokens, of.batch, o.key_heads, o.key_dim, o.value_heads, o.value_dim,
                            of.documents));
+  at::manual_seed(1);
   const FusedDeltaProblem p(of), p64 = mapped(p, [](const at::Tensor& x) { return f64(x); });
   FusedDeltaProblem device = mapped(p, [](const at::Tensor& x) { return gpu(x); });
   device.input.document_SB = gpu(p.input.document_SB);
@@ -90,7 +91,7 @@ void check_fused_delta(const FusedDeltaCase& of) {
   const std::array<const char*, 6> names = {"dq", "dk", "dv", "dz", "db", "da"};
   for (size_t i = 0; i < names.size(); ++i) expect_near(a[i], e[i], 2 * limit, names[i]);
   expect_near(d.drule, d64.drule, limit, "drule");
-  expect_near(d.weights.conv_weight, d64.weights.conv_weight, limit, "conv_weight");
+  expect_near(d.weights.conv_weight, d64.weights.conv_weight, 2 * limit, "conv_weight");
   expect_sum_near(d.weights.dt_bias, d64.weights.dt_bias, e[5], 2 * limit, "dt_bias");
   expect_sum_near(d.weights.A_log, d64.weights.A_log, e[5], 2 * limit, "A_log");
   expect_near(d.weights.norm_weight, d64.weights.norm_weight, limit, "norm_weight");
@@ -114,6 +115,29 @@ TEST_F(Gpu, DeltaOfManyShapes) {
 TEST_F(Gpu, DeltaOfPackedDocuments) {
   check_fused_delta({.options = options_of(2, 4, 128, 128), .tokens = 320, .batch = 2, .documents = true});
   check_fused_delta({.options = options_of(4, 4, 96, 64), .tokens = 200, .batch = 1, .documents = true});
+}
+
+// Rows 5, none and 2 of the tables before a token, rows 0, 1 and 3 after it; the others stay.
+TEST_F(Gpu, DeltaStepsInPlace) {
+  for (const DeltaOptions& o :
+       {options_of(2, 4, 128, 128), options_of(4, 4, 96, 192), options_of(2, 6, 16, 24)}) {
+    at::manual_seed(1);
+    const FusedDeltaProblem p({.options = o, .tokens = 1, .batch = 3});
+    const FusedDeltaProblem device = mapped(p, [](const at::Tensor& x) { return gpu(x); }),
+                            p64 = mapped(p, [](const at::Tensor& x) { return f64(x); });
+    const auto ids = [](std::vector<int64_t> x) { return gpu(at::tensor(x, at::kLong)); };
+    const DeltaTables tables{.conv = gpu(randn({6, 3, o.channels()}, at::kBFloat16)),
+                             .rule = gpu(randn({6, o.value_heads, o.key_dim, o.value_dim})),
+                             .from_R = ids({5, -1, 2}),
+                             .to_R = ids({0, 1, 3})};
+    const DeltaTables wide{f64(tables.conv.cpu()), f64(tables.rule.cpu()), tables.from_R.cpu(),
+                           tables.to_R.cpu()};
+    const at::Tensor y = delta_step(device.input.qkvzba_SB[0], tables, device.weights, o);
+    const at::Tensor expected = delta_step(p64.input.qkvzba_SB[0], wide, p64.weights, o);
+    expect_near(y, expected, 5e-3, "y");
+    expect_near(tables.rule, wide.rule, 1e-5, "rule");
+    expect_near(tables.conv, wide.conv, 1e-12, "conv");
+  }
 }
 
 TEST_F(Gpu, DeltaWithSignedStates) {

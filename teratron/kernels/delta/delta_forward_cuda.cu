@@ -112,7 +112,7 @@ struct DeltaForwardBlock {
   }
 
   __device__ void run() const {
-    for (int s = 0; s < stages; ++s) ChunkTokens::no_documents<threads>(stage(s) + Stage::tokens_at);
+    for (int s = 0; s < stages; ++s) ChunkTokens::no_documents<threads>(stage(s) + Stage::tokens_at, tokens);
     copy(0);
     ScanAccumulators<state_tiles> state;
     own.read(args.initial, state);

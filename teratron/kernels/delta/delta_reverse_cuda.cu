@@ -109,7 +109,7 @@ struct DeltaReverseBlock {
   }
 
   __device__ void run() const {
-    for (int s = 0; s < stages; ++s) ChunkTokens::no_documents<threads>(stage(s) + Stage::tokens_at);
+    for (int s = 0; s < stages; ++s) ChunkTokens::no_documents<threads>(stage(s) + Stage::tokens_at, tokens);
     copy(own.shape.chunks - 1);
     ScanAccumulators<state_tiles> state;
     own.read(args.initial, state);

@@ -20,6 +20,23 @@ cuda::TokenRows columns_of(const at::Tensor& rows, int64_t column) {
   return {static_cast<const char*>(address(rows)) + column * rows.element_size(), rows.stride(1)};
 }
 
+// For rows [..., width] and y [..., N V].
+FusedGatedNorm norm_of(const DeltaOptions& options, const at::Tensor& rows, const at::Tensor& y,
+                       const at::Tensor& weight) {
+  return {.shape = {.rows = rows.numel() / rows.size(-1),
+                    .groups = static_cast<int>(options.value_heads),
+                    .width = static_cast<int>(options.value_dim),
+                    .shared_weight = true,
+                    .gate = cuda::GatePlace::after_norm,
+                    .dtype = dtype_of(rows),
+                    .eps = static_cast<float>(options.norm_eps)},
+          .y = y,
+          .z = {static_cast<const char*>(address(rows)) + options.channels() * rows.element_size(),
+                rows.size(-1)},
+          .weight = as_wide(weight).contiguous(),
+          .stream = current_stream(rows)};
+}
+
 // The gated delta rule of one input, after its convolution.
 class FusedRule {
  public:
@@ -38,17 +55,7 @@ class FusedRule {
   at::Tensor empty_input() const { return at::empty_like(rows_); }
   cuda::TokenRows z_of(const at::Tensor& rows) const { return columns_of(rows, options_.channels()); }
   FusedGatedNorm norm(const at::Tensor& y, const at::Tensor& weight) const {
-    return {.shape = {.rows = rows_.size(0) * rows_.size(1),
-                      .groups = shape_.heads,
-                      .width = shape_.head_dim,
-                      .shared_weight = true,
-                      .gate = cuda::GatePlace::after_norm,
-                      .dtype = shape_.dtype,
-                      .eps = static_cast<float>(options_.norm_eps)},
-            .y = y,
-            .z = z_of(rows_),
-            .weight = as_wide(weight).contiguous(),
-            .stream = stream_};
+    return norm_of(options_, rows_, y, weight);
   }
 
  private:
@@ -205,6 +212,45 @@ DeltaGradients fused_delta_backward(const at::Tensor& dy_SB, const at::Tensor& d
   DeltaGradients result = rule.backward(out, norm.dy, drule, dqkvzba);
   result.weights.norm_weight = norm.dweight.sum(0);
   return result;
+}
+
+bool fused_delta_step_supports(const at::Tensor& qkvzba_R, const DeltaTables& tables,
+                               const DeltaWeights& weights, const DeltaOptions& options) {
+  return fused_delta_supports({.qkvzba_SB = qkvzba_R.unsqueeze(0)}, weights, options) &&
+         tables.conv.scalar_type() == qkvzba_R.scalar_type() && tables.rule.scalar_type() == at::kFloat &&
+         tables.conv.is_contiguous() && tables.rule.is_contiguous();
+}
+
+at::Tensor fused_delta_step(const at::Tensor& qkvzba_R, const DeltaTables& tables,
+                            const DeltaWeights& weights, const DeltaOptions& options) {
+  const at::Tensor rows = qkvzba_R.contiguous();
+  const FusedConv::Weights conv{as_wide(weights.conv_weight).contiguous(), at::Tensor()};
+  const at::Tensor dt_bias = as_wide(weights.dt_bias).contiguous(),
+                   A_log = as_wide(weights.A_log).contiguous();
+  const at::Tensor y = at::empty({rows.size(0), options.values()}, rows.options());
+  const DeviceStream stream = current_stream(rows);
+  const auto columns = [&](int64_t first) {
+    return cuda::TokenRows{static_cast<const char*>(address(rows)) + first * rows.element_size(),
+                           rows.stride(0)};
+  };
+  const int64_t b = options.channels() + options.values();
+  const cuda::ScanShape shape{.heads = static_cast<int>(options.value_heads),
+                              .groups = static_cast<int>(options.key_heads),
+                              .head_dim = static_cast<int>(options.value_dim),
+                              .state = static_cast<int>(options.key_dim),
+                              .dtype = dtype_of(rows)};
+  cuda::delta_step({.shape = shape,
+                    .conv = mamba::conv_step(rows.narrow(1, 0, options.channels()),
+                                             {tables.conv, tables.from_R, tables.to_R}, conv),
+                    .gates = {.b = columns(b),
+                              .a = columns(b + options.value_heads),
+                              .dt_bias = dt_bias.const_data_ptr<float>(),
+                              .A_log = A_log.const_data_ptr<float>(),
+                              .beta_scale = static_cast<float>(options.beta_scale)},
+                    .states = tables.rule.mutable_data_ptr<float>(),
+                    .y = address(y)},
+                   stream);
+  return norm_of(options, rows, y, weights.norm_weight).forward();
 }
 
 }  // namespace teratron::delta

@@ -16,4 +16,10 @@ DeltaOutput fused_delta_forward(const DeltaInput& input, const DeltaWeights& wei
 DeltaGradients fused_delta_backward(const at::Tensor& dy_SB, const at::Tensor& drule, const DeltaInput& input,
                                     const DeltaWeights& weights, const DeltaOptions& options);
 
+/// Whether the tables are in the dtype of the input, and in f32.
+bool fused_delta_step_supports(const at::Tensor& qkvzba_R, const DeltaTables& tables,
+                               const DeltaWeights& weights, const DeltaOptions& options);
+at::Tensor fused_delta_step(const at::Tensor& qkvzba_R, const DeltaTables& tables,
+                            const DeltaWeights& weights, const DeltaOptions& options);
+
 }  // namespace teratron::delta

@@ -68,4 +68,13 @@ struct DeltaBackward {
 TERATRON_LAUNCHER(void, delta_backward, const ScanShape& shape, const ScanTokens& tokens,
                   const DeltaBackward& args, CUstream_st* stream);
 
+struct DeltaStep {
+  ScanShape shape;
+  ConvStep conv;
+  DeltaGateArgs gates;
+  float* states;  // [slots, N, K, V]
+  void* y;        // [R, N V]
+};
+TERATRON_LAUNCHER(void, delta_step, const DeltaStep& step, CUstream_st* stream);
+
 }  // namespace teratron::cuda

@@ -17,6 +17,22 @@ cuda::GatePlace place_of(MambaGate gate) {
                                          : cuda::GatePlace::alone;
 }
 
+// For rows [..., width] and y [..., d].
+FusedGatedNorm norm_of(const MambaOptions& options, const at::Tensor& rows, const at::Tensor& y,
+                       const at::Tensor& weight) {
+  return {.shape = {.rows = rows.numel() / rows.size(-1),
+                    .groups = static_cast<int>(options.groups),
+                    .width = static_cast<int>(options.inner() / options.groups),
+                    .shared_weight = false,
+                    .gate = place_of(options.gate),
+                    .dtype = dtype_of(rows),
+                    .eps = static_cast<float>(options.norm_eps)},
+          .y = y,
+          .z = {address(rows), rows.size(-1)},
+          .weight = weight.defined() ? as_wide(weight).contiguous() : at::Tensor(),
+          .stream = current_stream(rows)};
+}
+
 // The chunked recurrence of one input, after its convolution.
 class FusedScan {
  public:
@@ -76,17 +92,7 @@ class FusedScan {
   at::Tensor conv_after() const { return conv_.after(); }
 
   FusedGatedNorm norm(const at::Tensor& y, const at::Tensor& weight) const {
-    return {.shape = {.rows = rows_.size(0) * rows_.size(1),
-                      .groups = shape_.groups,
-                      .width = static_cast<int>(options_.inner() / options_.groups),
-                      .shared_weight = false,
-                      .gate = place_of(options_.gate),
-                      .dtype = shape_.dtype,
-                      .eps = static_cast<float>(options_.norm_eps)},
-            .y = y,
-            .z = {address(rows_), rows_.stride(1)},
-            .weight = weight.defined() ? as_wide(weight).contiguous() : at::Tensor(),
-            .stream = stream_};
+    return norm_of(options_, rows_, y, weight);
   }
 
   /// dy: of output(). Fills the columns of dzxbcdt but z's.
@@ -208,6 +214,44 @@ MambaGradients fused_mamba_backward(const at::Tensor& dy_SB, const at::Tensor& d
   MambaGradients result = scan.backward(dy, dssm, dzxbcdt);
   if (dnorm.defined()) result.weights.norm_weight = dnorm.flatten();
   return result;
+}
+
+bool fused_mamba_step_supports(const at::Tensor& zxbcdt_R, const MambaTables& tables,
+                               const MambaWeights& weights, const MambaOptions& options) {
+  const MambaInput input{.zxbcdt_SB = zxbcdt_R.unsqueeze(0)};
+  return fused_mamba_supports(input, weights, options) && options.gate != MambaGate::none &&
+         tables.conv.scalar_type() == zxbcdt_R.scalar_type() && tables.ssm.scalar_type() == at::kFloat &&
+         tables.conv.is_contiguous() && tables.ssm.is_contiguous();
+}
+
+at::Tensor fused_mamba_step(const at::Tensor& zxbcdt_R, const MambaTables& tables,
+                            const MambaWeights& weights, const MambaOptions& options) {
+  const at::Tensor rows = zxbcdt_R.contiguous(), x = rows.narrow(1, options.inner(), options.channels()),
+                   raw = rows.narrow(1, options.inner() + options.channels(), options.heads);
+  const FusedConv::Weights conv{
+      as_wide(weights.conv_weight).contiguous(),
+      weights.conv_bias.defined() ? as_wide(weights.conv_bias).contiguous() : at::Tensor()};
+  const at::Tensor dt_bias = weights.dt_bias.contiguous(), A_log = weights.A_log.contiguous(),
+                   D = weights.D.contiguous();
+  const at::Tensor y = at::empty({rows.size(0), options.inner()}, rows.options());
+  const DeviceStream stream = current_stream(rows);
+  const cuda::ScanShape shape{.heads = static_cast<int>(options.heads),
+                              .groups = static_cast<int>(options.groups),
+                              .head_dim = static_cast<int>(options.head_dim),
+                              .state = static_cast<int>(options.state),
+                              .dtype = dtype_of(rows)};
+  cuda::scan_step({.shape = shape,
+                   .conv = conv_step(x, {tables.conv, tables.from_R, tables.to_R}, conv),
+                   .raw = {address(raw), raw.stride(0)},
+                   .dt_bias = dt_bias.const_data_ptr<float>(),
+                   .A_log = A_log.const_data_ptr<float>(),
+                   .D = D.const_data_ptr<float>(),
+                   .least = static_cast<float>(options.time_step_min),
+                   .most = static_cast<float>(options.time_step_max),
+                   .states = tables.ssm.mutable_data_ptr<float>(),
+                   .y = address(y)},
+                  stream);
+  return norm_of(options, rows, y, weights.norm_weight).forward();
 }
 
 }  // namespace teratron::mamba

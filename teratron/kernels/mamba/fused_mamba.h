@@ -16,4 +16,10 @@ MambaOutput fused_mamba_forward(const MambaInput& input, const MambaWeights& wei
 MambaGradients fused_mamba_backward(const at::Tensor& dy_SB, const at::Tensor& dssm, const MambaInput& input,
                                     const MambaWeights& weights, const MambaOptions& options);
 
+/// Whether the tables are in the dtype of the input, and in f32.
+bool fused_mamba_step_supports(const at::Tensor& zxbcdt_R, const MambaTables& tables,
+                               const MambaWeights& weights, const MambaOptions& options);
+at::Tensor fused_mamba_step(const at::Tensor& zxbcdt_R, const MambaTables& tables,
+                            const MambaWeights& weights, const MambaOptions& options);
+
 }  // namespace teratron::mamba

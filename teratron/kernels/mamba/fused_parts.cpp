@@ -63,6 +63,18 @@ FusedConv::Gradients FusedConv::backward(const at::Tensor& dy, const at::Tensor&
   return {sum.narrow(0, 0, width).t().contiguous(), bias_.defined() ? sum[width] : at::Tensor()};
 }
 
+cuda::ConvStep conv_step(const at::Tensor& x, const StepTables& tables, const FusedConv::Weights& weights) {
+  return {.rows = static_cast<int>(x.size(0)),
+          .channels = static_cast<int>(x.size(1)),
+          .width = static_cast<int>(weights.weight.size(2)),
+          .x = {address(x), x.stride(0)},
+          .inputs = address(tables.conv),
+          .weight = weights.weight.const_data_ptr<float>(),
+          .bias = float_or_null(weights.bias),
+          .from = tables.from_R.const_data_ptr<int64_t>(),
+          .to = tables.to_R.const_data_ptr<int64_t>()};
+}
+
 at::Tensor FusedGatedNorm::forward() const {
   const at::Tensor out = at::empty_like(y);
   cuda::gated_norm(shape, {address(y), z, float_or_null(weight)}, address(out), stream);

@@ -41,6 +41,13 @@ class FusedConv {
   at::Tensor x_, before_, document_, weight_, bias_;
 };
 
+/// Tables of states: see MambaTables.
+struct StepTables {
+  const at::Tensor &conv, &from_R, &to_R;
+};
+/// x [R, C], a view of rows; weights in f32.
+cuda::ConvStep conv_step(const at::Tensor& x, const StepTables& tables, const FusedConv::Weights& weights);
+
 struct FusedGatedNorm {
   cuda::GatedNormShape shape;
   at::Tensor y;  // [S, B, groups * width]

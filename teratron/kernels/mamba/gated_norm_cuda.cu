@@ -98,7 +98,7 @@ struct TeamPlace {
   }
 };
 
-template <typename T, int K>
+template <typename T, int K, GatePlace place_of_gate>
 __global__ void __launch_bounds__(max_threads)
     gated_norm_kernel(GatedNormShape shape, GatedNormArgs args, T* out, int threads) {
   __shared__ float shared[32];
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(max_threads)
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         gate[k][i] *= sigmoid(gate[k][i]);
-        if (shape.gate == GatePlace::before_norm) {
+        if constexpr (place_of_gate == GatePlace::before_norm) {
           y[k][i] *= gate[k][i];
           gate[k][i] = 1.0f;
         }
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(max_threads)
       }
     }
     float rstd = 1.0f;
-    if (shape.gate != GatePlace::alone) {
+    if constexpr (place_of_gate != GatePlace::alone) {
       team.sum(square);
       rstd = rsqrtf(square[0] / static_cast<float>(shape.width) + shape.eps);
     }
@@ -146,11 +146,12 @@ __global__ void __launch_bounds__(max_threads)
 }
 
 /// A thread's channels of one row, and its sums over the rows.
-template <typename T, int K>
+template <typename T, int K, GatePlace place_of_gate>
 struct NormGradientRow {
+  static constexpr bool first = place_of_gate == GatePlace::before_norm,
+                        alone = place_of_gate == GatePlace::alone;
   const NormRow<T, K>& team;
   const GatedNormShape& shape = team.shape;
-  const bool first = shape.gate == GatePlace::before_norm, alone = shape.gate == GatePlace::alone;
   float w[K][V], dweight[K][V] = {};
   float y[K][V], z[K][V], dout[K][V];
 
@@ -215,14 +216,14 @@ struct NormGradientRow {
   }
 };
 
-template <typename T, int K>
+template <typename T, int K, GatePlace place_of_gate>
 __global__ void __launch_bounds__(max_threads)
     gated_norm_backward_kernel(GatedNormShape shape, GatedNormArgs args, GatedNormGradient gradient,
                                int threads) {
   __shared__ float shared[64];
   const TeamPlace place(shape, threads);
   const NormRow<T, K> team{shape, threads, place.member, place.group, shared};
-  NormGradientRow<T, K> own{.team = team};
+  NormGradientRow<T, K, place_of_gate> own{.team = team};
   team.load_weight(args.weight, own.w);
   for (int64_t round = 0; round < place.rounds; ++round) {
     const int64_t row = place.first + round * place.step;
@@ -244,13 +245,19 @@ unsigned blocks_of_group(const GatedNormShape& shape, const Teams& teams, int64_
 }
 constexpr int64_t forward_blocks = 64, backward_blocks = 8;
 
-/// Calls f(T{}, packs).
+/// Calls f(T{}, packs, where the gate is).
 template <typename F>
 void with_rows(const GatedNormShape& shape, const Teams& teams, F&& f) {
+  using enum GatePlace;
+  const auto of_packs = [&](auto t, auto packs) {
+    if (shape.gate == before_norm) return f(t, packs, std::integral_constant<GatePlace, before_norm>{});
+    if (shape.gate == after_norm) return f(t, packs, std::integral_constant<GatePlace, after_norm>{});
+    f(t, packs, std::integral_constant<GatePlace, alone>{});
+  };
   const auto of_type = [&](auto t) {
-    if (teams.packs == 1) return f(t, std::integral_constant<int, 1>{});
-    if (teams.packs == 2) return f(t, std::integral_constant<int, 2>{});
-    f(t, std::integral_constant<int, 4>{});
+    if (teams.packs == 1) return of_packs(t, std::integral_constant<int, 1>{});
+    if (teams.packs == 2) return of_packs(t, std::integral_constant<int, 2>{});
+    of_packs(t, std::integral_constant<int, 4>{});
   };
   if (shape.dtype == Dtype::bf16) return of_type(__nv_bfloat16{});
   of_type(__half{});
@@ -261,11 +268,13 @@ void with_rows(const GatedNormShape& shape, const Teams& teams, F&& f) {
 void gated_norm(const GatedNormShape& shape, const GatedNormArgs& args, void* out, CUstream_st* stream) {
   const Teams teams(shape);
   const dim3 grid(blocks_of_group(shape, teams, forward_blocks), shape.groups);
-  with_rows(shape, teams, [&]<typename T, int K>(T, std::integral_constant<int, K>) {
-    gated_norm_kernel<T, K>
-        <<<grid, teams.block(), 0, stream>>>(shape, args, static_cast<T*>(out), teams.threads);
-    check_launch("gated_norm");
-  });
+  with_rows(shape, teams,
+            [&]<typename T, int K, GatePlace gate>(T, std::integral_constant<int, K>,
+                                                   std::integral_constant<GatePlace, gate>) {
+              gated_norm_kernel<T, K, gate>
+                  <<<grid, teams.block(), 0, stream>>>(shape, args, static_cast<T*>(out), teams.threads);
+              check_launch("gated_norm");
+            });
 }
 
 int64_t gated_norm_gradient_rows(const GatedNormShape& shape) {
@@ -277,11 +286,13 @@ void gated_norm_backward(const GatedNormShape& shape, const GatedNormArgs& args,
                          const GatedNormGradient& gradient, CUstream_st* stream) {
   const Teams teams(shape);
   const dim3 grid(blocks_of_group(shape, teams, backward_blocks), shape.groups);
-  with_rows(shape, teams, [&]<typename T, int K>(T, std::integral_constant<int, K>) {
-    gated_norm_backward_kernel<T, K>
-        <<<grid, teams.block(), 0, stream>>>(shape, args, gradient, teams.threads);
-    check_launch("gated_norm_backward");
-  });
+  with_rows(shape, teams,
+            [&]<typename T, int K, GatePlace gate>(T, std::integral_constant<int, K>,
+                                                   std::integral_constant<GatePlace, gate>) {
+              gated_norm_backward_kernel<T, K, gate>
+                  <<<grid, teams.block(), 0, stream>>>(shape, args, gradient, teams.threads);
+              check_launch("gated_norm_backward");
+            });
 }
 
 }  // namespace teratron::cuda

@@ -117,6 +117,28 @@ struct ScanGradient {
 TERATRON_LAUNCHER(void, scan_backward, const ScanShape& shape, const ScanTokens& tokens, const ScanRows& rows,
                   const ScanGradient& gradient, CUstream_st* stream);
 
+// --- One token of each of R sequences ---
+
+/// The convolution of a row, and where its states are: at row from[r] before the token, none if that is below
+/// 0, at row to[r], another one, after it.
+struct ConvStep {
+  int rows, channels, width;
+  TokenRows x;   // [R, C]
+  void* inputs;  // T [slots, W - 1, C]
+  const float *weight, *bias;
+  const int64_t *from, *to;
+};
+struct ScanStep {
+  ScanShape shape;  // heads, groups, head_dim, state and dtype; state: a multiple of 4
+  ConvStep conv;
+  TokenRows raw;  // [R, H]
+  const float *dt_bias, *A_log, *D;
+  float least, most;
+  float* states;  // [slots, H, P, N]
+  void* y;        // [R, H P]
+};
+TERATRON_LAUNCHER(void, scan_step, const ScanStep& step, CUstream_st* stream);
+
 // --- Gate and norm ---
 
 enum class GatePlace : uint8_t { before_norm, after_norm, alone };

@@ -331,7 +331,8 @@ struct BackwardBlock {
       sum.sent[i / scan_chunk % 4][i % scan_chunk] = 0.0f;
     }
     for (int s = 0; s < Tile::stages; ++s)
-      ChunkTokens::no_documents<threads>(stage(head0 + s) + 2 * Tile::x_bytes + 2 * Tile::state_bytes);
+      ChunkTokens::no_documents<threads>(stage(head0 + s) + 2 * Tile::x_bytes + 2 * Tile::state_bytes,
+                                         tokens);
     __syncthreads();
     copy_bc();
     copy_head(head0);

@@ -203,7 +203,7 @@ struct OutputBlock {
 
   __device__ void run() const {
     for (int s = 0; s < 2; ++s)
-      ChunkTokens::no_documents<threads>(stage(s) + Tile::x_bytes + Tile::state_bytes);
+      ChunkTokens::no_documents<threads>(stage(s) + Tile::x_bytes + Tile::state_bytes, tokens);
     copy_bc();
     copy_head(head0);
     cp_async_wait<0>();

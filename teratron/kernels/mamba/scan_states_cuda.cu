@@ -118,8 +118,8 @@ struct StatesBlock {
 
   __device__ void run() const {
     for (int s = 0; s < stages; ++s) {
-      ChunkTokens::no_documents<Tile::threads>(memory + s * Tile::stage_bytes + Tile::a_bytes +
-                                               Tile::b_bytes);
+      ChunkTokens::no_documents<Tile::threads>(memory + s * Tile::stage_bytes + Tile::a_bytes + Tile::b_bytes,
+                                               tokens);
     }
     __syncthreads();
     for (int s = 0; s < stages - 1; ++s) copy(s);

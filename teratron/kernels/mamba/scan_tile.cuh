@@ -157,7 +157,7 @@ struct ChunkTokens {
         start(gamma + scan_chunk),
         end(start + scan_chunk),
         first(reinterpret_cast<const int*>(end + scan_chunk)) {}
-  /// Starts copying them; without documents `first` must be filled once by no_documents().
+  /// Starts copying them; without documents `first` must be filled once by no_documents(), before a barrier.
   template <int threads>
   __device__ static void copy(SharedAddress to, const ScanTokens& tokens, const ChunkPlace& place, int head) {
     constexpr int packs = scan_chunk / 4;
@@ -174,7 +174,8 @@ struct ChunkTokens {
     }
   }
   template <int threads>
-  __device__ static void no_documents(unsigned char* memory) {
+  __device__ static void no_documents(unsigned char* memory, const ScanTokens& tokens) {
+    if (tokens.first != nullptr) return;
     for (int i = static_cast<int>(threadIdx.x); i < scan_chunk; i += threads)
       reinterpret_cast<int*>(memory + 16 * scan_chunk)[i] = -1;
   }
