@@ -53,6 +53,16 @@ void bind_batches(nb::module_& m) {
   nb::class_<ModelOutput>(m, "ModelOutput")
       .def("token_losses", &ModelOutput::token_losses, nb::call_guard<nb::gil_scoped_release>())
       .def("logits", &ModelOutput::logits, nb::call_guard<nb::gil_scoped_release>())
+      // Losses of the predictions [P, B], and the binary head's logits [B, 2] or None.
+      .def("bert_scores",
+           [](const ModelOutput& self) {
+             const auto run = [&] {
+               const nb::gil_scoped_release released;
+               return self.bert_scores();
+             };
+             const BertScores scores = run();
+             return nb::make_tuple(scores.lm_losses_PB, scores.binary_logits_B2);
+           })
       .def("losses", [](const ModelOutput& self) {
         std::vector<LossTerm> terms;
         {

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "teratron/base/log.h"
+#include "teratron/comm/collectives.h"
 #include "teratron/comm/host/thread_world.h"
 #include "teratron/comm/single_world.h"
 #include "teratron/device/device.h"
@@ -111,6 +112,30 @@ at::Tensor broadcast(const Group& group, const at::Tensor& tensor, int64_t root)
   return result;
 }
 
+// Collectives whose backward is their adjoint (comm/collectives.h).
+void bind_differentiable(nb::class_<Group>& group) {
+  group
+      .def("copy_to",
+           [](const Group& self, const at::Tensor& x) {
+             const Entry entry;
+             return copy_to(x, self);
+           })
+      .def("reduce_from",
+           [](const Group& self, const at::Tensor& x) {
+             const Entry entry;
+             return reduce_from(x, self);
+           })
+      .def("gather_from",
+           [](const Group& self, const at::Tensor& x, int64_t dim) {
+             const Entry entry;
+             return gather_from(x, dim, self);
+           })
+      .def("scatter_to", [](const Group& self, const at::Tensor& x, int64_t dim) {
+        const Entry entry;
+        return scatter_to(x, dim, self);
+      });
+}
+
 }  // namespace
 
 void bind_ranks(nb::module_& m) {
@@ -125,8 +150,8 @@ void bind_ranks(nb::module_& m) {
     return Rank::join(world_options(settings));
   });
   m.def("run_ranks", run_threads, nb::arg("ranks"), nb::arg("function"));
-  nb::class_<Group>(m, "Group")
-      .def_ro("rank", &Group::rank)
+  nb::class_<Group> group(m, "Group");
+  group.def_ro("rank", &Group::rank)
       .def_ro("size", &Group::size)
       .def("all_reduce", all_reduce, nb::arg("tensor"), nb::arg("op") = "sum")
       .def("all_gather", all_gather, nb::arg("tensor"))
@@ -136,6 +161,7 @@ void bind_ranks(nb::module_& m) {
         const Door door;
         self.communicator->barrier();
       });
+  bind_differentiable(group);
   nb::class_<Mesh>(m, "Mesh")
       .def("__init__",
            [](Mesh* self, const Rank& rank, const nb::dict& sizes) {

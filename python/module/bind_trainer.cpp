@@ -4,6 +4,7 @@
 #include "python/module/door.h"
 #include "python/module/tensor_caster.h"
 #include "python/module/trainer.h"
+#include "python/module/weights.h"
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/map.h>
@@ -75,7 +76,10 @@ Split split_named(const std::string& name) {
 void construct(TrainerHandle* self, const Settings& settings, const std::shared_ptr<Rank>& rank,
                const nb::dict& hooks) {
   const auto held = [&](const char* name) { return hooks.contains(name) ? Held(hooks[name]) : Held(); };
-  Hooks all{.step = held("step"), .datasets = held("datasets"), .param_groups = held("param_groups")};
+  Hooks all{.step = held("step"),
+            .datasets = held("datasets"),
+            .param_groups = held("param_groups"),
+            .model = held("model")};
   const Door door;
   new (self) TrainerHandle(settings, rank, std::move(all));
 }
@@ -100,7 +104,7 @@ nb::list parameters(TrainerHandle& self) {
 // ([(name, shape, transposed), ...], [(source, row, our row, rows), ...]) of each parameter.
 nb::list hf_tensors(TrainerHandle& self, const std::vector<ParameterInfo>& infos) {
   nb::list tensors;
-  for (const HfPieces& pieces : self.hf_pieces(infos)) {
+  for (const HfPieces& pieces : hf_pieces(infos, self.checkpoint_config())) {
     nb::list sources, slices;
     for (const HfSource& source : pieces.sources)
       sources.append(nb::make_tuple(source.name, source.shape, source.transposed));
@@ -183,6 +187,32 @@ void bind_steps(TrainerClass& trainer) {
           nb::arg("samples").none());
 }
 
+void bind_halves(TrainerClass& trainer) {
+  trainer
+      .def(
+          "compute_gradients",
+          [](TrainerHandle& self, const std::optional<Tensors>& samples) {
+            const Door door;
+            self.compute_gradients(samples);
+          },
+          nb::arg("samples").none())
+      .def("update",
+           [](TrainerHandle& self) {
+             const auto run = [&] {
+               const Door door;
+               return self.update();
+             };
+             return to_python(run());
+           })
+      .def(
+          "answers",
+          [](TrainerHandle& self, const std::vector<std::string>& requests, std::optional<int64_t> seed) {
+            const Door door;
+            return self.answers(requests, seed);
+          },
+          nb::arg("requests"), nb::arg("seed").none());
+}
+
 void bind_data(TrainerClass& trainer) {
   trainer.def("train", train, nb::arg("on_step"))
       .def("read",
@@ -206,22 +236,22 @@ void bind_weights(TrainerClass& trainer) {
       .def("whole_parameters",
            [](TrainerHandle& self) {
              const Door door;
-             return self.whole_parameters();
+             return whole_parameters(self.trainer());
            })
       .def("gathered",
            [](TrainerHandle& self, const ParameterInfo& info) {
              const Door door;
-             return self.gathered(info);
+             return gathered(self.trainer(), info);
            })
       .def("hf_tensors", hf_tensors)
       .def("assign",
            [](TrainerHandle& self, const std::string& name, const at::Tensor& whole) {
              const Door door;
-             self.assign(name, whole);
+             assign(self.trainer(), name, whole);
            })
       .def("finish_assignment", [](TrainerHandle& self) {
         const Door door;
-        self.finish_assignment();
+        finish_assignment(self.trainer());
       });
 }
 
@@ -268,6 +298,7 @@ void bind_trainer(nb::module_& m) {
   });
   TrainerClass trainer(m, "Trainer");
   bind_steps(trainer);
+  bind_halves(trainer);
   bind_checkpoints(trainer);
   bind_data(trainer);
   bind_weights(trainer);

@@ -19,7 +19,7 @@ void note_process() {
   process = getpid();
 }
 
-Door::Checked::Checked() {
+Entry::Checked::Checked() {
   if (process != getpid()) {
     throw std::runtime_error(
         "this process is a child of fork(), in which the threads that compute do not exist. Start it with "
@@ -35,6 +35,8 @@ Door::Checked::Checked() {
         "torch.set_default_dtype(torch.float32); --bf16 and --fp16 choose the precision of a training");
   }
 }
+
+Entry::Entry() = default;
 
 Door::Door(Log log)
     : autocast_cpu_(at::autocast::is_autocast_enabled(at::kCPU)),

@@ -14,9 +14,21 @@
 
 namespace teratron::python {
 
-/// During its lifetime gradients are recorded and autocast is off, in whatever context the caller is. Made
-/// with the GIL, which it releases. RuntimeError in a child of fork(), inside a dispatch mode of torch, and
-/// with another default dtype than float32: what the engine computes would not be what its settings say.
+/// Releases the GIL during its lifetime. RuntimeError in a child of fork(), inside a dispatch mode of torch,
+/// and with another default dtype than float32: what the engine computes would not be what its settings say.
+class Entry {
+ public:
+  Entry();
+
+ private:
+  struct Checked {
+    Checked();
+  };
+  Checked checked_;
+  nanobind::gil_scoped_release released_;
+};
+
+/// An Entry during which gradients are recorded and autocast is off, in whatever context the caller is.
 class Door {
  public:
   /// What the engine prints of its work: only a whole training's log is for the user.
@@ -27,11 +39,7 @@ class Door {
   Door& operator=(const Door&) = delete;
 
  private:
-  struct Checked {
-    Checked();
-  };
-  Checked checked_;
-  nanobind::gil_scoped_release released_;
+  Entry entry_;
   c10::InferenceMode inference_{false};
   at::AutoGradMode gradients_{true};
   bool autocast_cpu_, autocast_cuda_;

@@ -164,6 +164,11 @@ std::vector<LossTerm> ModelOutput::losses() const {
   return model().losses(*output_, *batch_);
 }
 
+BertScores ModelOutput::bert_scores() const {
+  if (auto* const bert = dynamic_cast<Bert*>(&model())) return bert->scores(*output_, *batch_);
+  throw std::runtime_error("the model is not a BERT");
+}
+
 MicroBatch Source::next() {
   if (!source) throw std::runtime_error("the source is gone: it is there during get_batch() alone");
   return source->next();

@@ -8,6 +8,7 @@
 #include "python/module/held.h"
 #include "python/module/samples.h"
 
+#include "teratron/models/bert/bert.h"
 #include "teratron/optim/param_group_rules.h"
 #include "teratron/train/engine/train_step.h"
 
@@ -36,6 +37,8 @@ class ModelOutput {
   /// [S, B, padded vocabulary / tp].
   at::Tensor logits() const;
   std::vector<LossTerm> losses() const;
+  /// A BERT's, with gradient. RuntimeError for another model.
+  BertScores bert_scores() const;
   void end() { model_ = nullptr; }
 
  private:
@@ -51,8 +54,9 @@ struct Source {
   MicroBatch next();
 };
 
-/// `object`: with metrics (names), forward_step(ModelOutput, PythonBatch) or None, get_batch(Source) or None.
-/// With the GIL. `losses`: how many the model has.
+/// `object`: with metrics (names), all_columns (whether every pipeline stage has the columns of all),
+/// forward_step(ModelOutput, PythonBatch) or None, get_batch(Source) or None. With the GIL. `losses`: how
+/// many the model has.
 std::unique_ptr<TrainStep> python_step(const Held& object, size_t losses);
 
 /// (name, shape) -> None or an object with weight_decay and lr_mult.

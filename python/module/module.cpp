@@ -1,6 +1,7 @@
 // teratron._engine: the engine as the package's Python files call it. Import torch first.
 #include "python/module/bindings.h"
 #include "python/module/door.h"
+#include "python/module/nn.h"
 #include <nanobind/nanobind.h>
 
 NB_MODULE(_engine, module) {
@@ -12,4 +13,6 @@ NB_MODULE(_engine, module) {
   teratron::python::bind_batches(module);
   teratron::python::bind_trainer(module);
   teratron::python::bind_files(module);
+  teratron::python::bind_layers(module);
+  teratron::python::bind_loop(module);
 }

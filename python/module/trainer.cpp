@@ -2,16 +2,13 @@
 
 #include <algorithm>
 #include <deque>
-#include <limits>
-#include <set>
 #include <stdexcept>
 
-#include <fmt/ranges.h>
+#include "python/module/model.h"
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nlohmann/json.hpp>
 
-#include "teratron/base/tensor_dtype.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/train/checkpoint/checkpointed_run.h"
 #include "teratron/train/checkpoint/model_checkpoint.h"
@@ -31,16 +28,10 @@ std::shared_ptr<const Dataset> dataset_of(const Held& datasets, const char* spli
   return std::make_shared<PythonDataset>(Held(nb::object(splits[split])), schema, split);
 }
 
-// A piece's elements in the whole tensor and in this rank's part of it.
-std::pair<at::Tensor, at::Tensor> regions(at::Tensor whole, const Parameter& parameter, const Piece& piece) {
-  at::Tensor local = parameter.tensor.detach();
-  const auto dimensions = static_cast<int64_t>(piece.global.start.size());
-  for (int64_t dim = 0; dim < dimensions; ++dim) {
-    const auto d = static_cast<size_t>(dim);
-    whole = whole.narrow(dim, piece.global.start[d], piece.global.size[d]);
-    if (dim == parameter.shard().dim) local = local.narrow(dim, piece.local_start, piece.global.size[d]);
-  }
-  return {whole, local};
+// Whether a step sees the columns of all pipeline stages on each.
+bool wants_all_columns(const Held& step) {
+  const nb::gil_scoped_acquire gil;
+  return nb::cast<bool>(step->attr("all_columns"));
 }
 
 // A dataset of Python is called by one thread at a time anyway.
@@ -67,7 +58,7 @@ TrainerHandle::TrainerHandle(Settings settings, std::shared_ptr<Rank> rank, Hook
       rank_(std::move(rank)),
       hooks_(std::move(hooks)),
       mesh_(Mesh(mesh_options(settings_.args()), rank_->world())),
-      family_(family_with(hooks_.datasets)) {
+      family_(family_with(hooks_)) {
   registry_.param_group = python_param_groups(hooks_.param_groups);
   if (hooks_.step) {
     registry_.train_step = [this](const Registry::Context& context) {
@@ -88,15 +79,30 @@ TrainerHandle::~TrainerHandle() {
 void TrainerHandle::close() {
   close_at_end_.reset();
   source_.reset();
+  gradients_.reset();
+  live_.reset();
   if (loop_) loop_->trainer().saver().finish();
   loop_.reset();
   mesh_.reset();
 }
 
-Family TrainerHandle::family_with(const Held& datasets) const {
+Family TrainerHandle::family_with(const Hooks& hooks) const {
   Family family = settings_.family();
-  if (!datasets) return family;
-  family.datasets = [datasets, plan = family.plan](const DataRequest& request) {
+  if (hooks.step && wants_all_columns(hooks.step)) {
+    family.plan = [plan = family.plan](const Arguments& args, int64_t vocabulary) {
+      ModelPlan all = plan(args, vocabulary);
+      for (Column& column : all.batch) column.stages = Column::Stages::all;
+      return all;
+    };
+  }
+  if (hooks.model) {
+    family.generates = false;
+    family.plan = [make = hooks.model, plan = family.plan](const Arguments& args, int64_t vocabulary) {
+      return python_model(plan(args, vocabulary), make);
+    };
+  }
+  if (!hooks.datasets) return family;
+  family.datasets = [datasets = hooks.datasets, plan = family.plan](const DataRequest& request) {
     const BatchSchema schema = plan(request.args, request.tokenizer.vocab_size()).batch;
     Datasets splits;
     const auto make = [&](size_t i) -> std::shared_ptr<const Dataset> {
@@ -267,77 +273,55 @@ std::unique_ptr<SplitReader> TrainerHandle::read(Split split) {
   return std::make_unique<SplitReader>(std::move(reader), size.microbatches);
 }
 
-std::vector<ParameterInfo> TrainerHandle::whole_parameters() {
-  nlohmann::json mine = nlohmann::json::array();
-  for (const Parameter& parameter : trainer().engine().parameters().all())
-    mine.push_back(
-        {parameter.name, parameter.shard().global_shape, static_cast<int>(parameter.tensor.scalar_type())});
-  std::vector<ParameterInfo> infos;
-  std::set<std::string> known;
-  for (const std::string& rank : mesh_->world().communicator->all_gather_bytes(mine.dump())) {
-    for (const nlohmann::json& row : nlohmann::json::parse(rank)) {
-      if (known.insert(row[0]).second)
-        infos.push_back({row[0], row[1], static_cast<at::ScalarType>(row[2].get<int>())});
-    }
-  }
-  return infos;
+void TrainerHandle::compute_gradients(const std::optional<Tensors>& samples) {
+  guarded([&] {
+    gradients_.reset();
+    const std::unique_ptr<BatchSource> source = source_of(Split::train, samples);
+    gradients_ = trainer().compute_gradients(trainer().batches_from(*source));
+    return true;
+  });
 }
 
-// Every element is some rank's, and the same on all that have it: the others contribute the least number.
-at::Tensor TrainerHandle::gathered(const ParameterInfo& info) {
-  constexpr double least = -std::numeric_limits<double>::infinity();
-  const auto options = at::TensorOptions().dtype(info.dtype).device(trainer().device());
-  at::Tensor whole = at::full(info.shape, least, options);
-  for (const Parameter& parameter : trainer().engine().parameters().all()) {
-    if (parameter.name != info.name) continue;
-    for (const Piece& piece : parameter.shard().pieces()) {
-      const auto [global, local] = regions(whole, parameter, piece);
-      global.copy_(local);
-    }
-  }
-  mesh_->world().communicator->all_reduce(whole, ReduceOp::max).wait();
-  return whole;
+Result TrainerHandle::update() {
+  trainer();
+  if (!gradients_) throw std::runtime_error("there are no gradients: call compute_gradients() first");
+  return guarded([&] {
+    StepGradients gradients = *std::move(gradients_);
+    gradients_.reset();
+    StepResult result = trainer().finish_step(trainer().launch_update(std::move(gradients)));
+    trainer().saver().advance();
+    return result_of(std::move(result));
+  });
 }
 
-std::vector<HfPieces> TrainerHandle::hf_pieces(const std::vector<ParameterInfo>& infos) {
-  CheckpointInfo checkpoint{.path = "the model", .config = checkpoint_config(), .state = "{}"};
-  for (const ParameterInfo& info : infos)
-    checkpoint.tensors[info.name] = {.dtype = dtype_of(info.dtype).value(), .shape = info.shape};
-  std::map<std::string, HfPieces> by_name;
-  for (const HfTensor& tensor : hf_tensors(hf_model_of(checkpoint), infos.size()))
-    by_name[tensor.name] = {tensor.sources, tensor.slices()};
-  std::vector<HfPieces> pieces;
-  for (const ParameterInfo& info : infos) {
-    const auto found = by_name.find(info.name);
-    if (found == by_name.end()) {
-      throw checkpoint_error({.what = fmt::format("Hugging Face's model has no place for {}", info.name),
-                              .where = "format='hf'",
-                              .fix = "Use format='teratron'"});
-    }
-    pieces.push_back(found->second);
+std::vector<std::string> TrainerHandle::answers(const std::vector<std::string>& requests,
+                                                std::optional<int64_t> seed) {
+  Trainer& trainer = this->trainer();
+  if (!trainer.family().generates) {
+    throw config_error({.what = "models of this family do not generate text",
+                        .where = "generate()",
+                        .fix = "Train a GPT or a T5"});
   }
-  return pieces;
-}
-
-void TrainerHandle::assign(const std::string& name, const at::Tensor& whole) {
-  for (const Parameter& parameter : trainer().engine().parameters().all()) {
-    if (parameter.name != name) continue;
-    if (whole.sizes() != at::IntArrayRef(parameter.shard().global_shape)) {
-      throw data_error(
-          {.what = fmt::format("{} has the shape [{}], not [{}]", name, fmt::join(whole.sizes(), ", "),
-                               fmt::join(parameter.shard().global_shape, ", ")),
-           .where = "load_state_dict()",
-           .fix = "Give the tensors of the same model"});
-    }
-    for (const Piece& piece : parameter.shard().pieces()) {
-      const auto [global, local] = regions(whole, parameter, piece);
-      local.copy_(global);
-    }
+  if (!live_) live_ = std::make_unique<LiveModel>(trainer);
+  RequestReader reader = live_->reader();
+  if (seed) reader.defaults.sampling.seed = static_cast<uint64_t>(*seed);
+  std::vector<GenerationRequest> read;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const std::string where = fmt::format("prompt {}", i + 1);
+    read.push_back(request_from_json(nlohmann::json::parse(requests[i]), reader, where));
+    reader.defaults.sequence += static_cast<uint64_t>(std::max<int64_t>(read.back().choices, 1));
+    std::vector<Problem> problems = request_problems(read.back(), live_->limits());
+    for (Problem& problem : problems) problem.where = where + ", " + problem.where;
+    if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
   }
-}
-
-void TrainerHandle::finish_assignment() {
-  trainer().engine().optimizer().reset_master_weights();
+  std::vector<std::string> answers;
+  const std::vector<GenerationResult> results = guarded([&] { return live_->answers(read); });
+  for (size_t i = 0; i < results.size(); ++i) {
+    nlohmann::ordered_json answer = answer_to_json(results[i], read[i], reader.tokenizer);
+    answer["prompt_tokens"] = read[i].source.empty() ? read[i].prompt : read[i].source;
+    answers.push_back(dump_line(answer));
+  }
+  return answers;
 }
 
 std::string TrainerHandle::checkpoint_config() {

@@ -15,7 +15,7 @@
 #include "python/module/samples.h"
 #include "python/module/settings.h"
 
-#include "teratron/hf/weight_map.h"
+#include "teratron/tasks/live_model.h"
 #include "teratron/train/loop/train_loop.h"
 
 namespace teratron::python {
@@ -25,6 +25,7 @@ struct Hooks {
   Held step;          // see python_step()
   Held datasets;      // {"train": object, ...}, see PythonDataset
   Held param_groups;  // see python_param_groups()
+  Held model;         // see python_model()
 };
 
 /// A step or an evaluation, in Python's terms.
@@ -33,19 +34,6 @@ struct Result {
   Losses losses;
   Losses metrics;
   int64_t consumed_samples = 0;
-};
-
-/// A parameter of the model, whatever ranks have parts of it.
-struct ParameterInfo {
-  std::string name;
-  std::vector<int64_t> shape;  // without padding
-  at::ScalarType dtype;
-};
-
-/// One of our tensors as those of Hugging Face whose rows it has (hf/weight_map.h).
-struct HfPieces {
-  std::vector<HfSource> sources;
-  std::vector<RowSlice> slices;
 };
 
 /// Reads the samples that a split gives this data-parallel rank, a step at a time.
@@ -89,16 +77,12 @@ class TrainerHandle {
   ExitCode train(const StepObserver& on_step);
   /// Null on ranks that do not read.
   std::unique_ptr<SplitReader> read(Split split);
-  /// All parameters of the model, on every rank.
-  std::vector<ParameterInfo> whole_parameters();
-  /// The whole parameter, on every rank's device.
-  at::Tensor gathered(const ParameterInfo& info);
-  /// Pieces of each parameter, in order. UserError(checkpoint) if no model of transformers is this one.
-  std::vector<HfPieces> hf_pieces(const std::vector<ParameterInfo>& infos);
-  /// Writes this rank's part of a whole parameter. Not collective.
-  void assign(const std::string& name, const at::Tensor& whole);
-  /// After the last assign(): the optimizer takes the new weights.
-  void finish_assignment();
+  /// The halves of step(samples): its gradients, then its update. RuntimeError if there are no gradients.
+  void compute_gradients(const std::optional<Tensors>& samples);
+  Result update();
+  /// Answers of the model as it is to requests, objects of JSON (generate/json/request_json.h), as such
+  /// objects with prompt_tokens; `seed`: of those without, in place of --seed. UserError(config, data).
+  std::vector<std::string> answers(const std::vector<std::string>& requests, std::optional<int64_t> seed);
   void close();
 
   bool is_open() const { return loop_ != nullptr; }
@@ -110,7 +94,7 @@ class TrainerHandle {
   std::string checkpoint_config();
 
  private:
-  Family family_with(const Held& datasets) const;
+  Family family_with(const Hooks& hooks) const;
   /// Does `work`. If that fails, the data is read again from where the last step ended, and other processes
   /// end.
   template <typename Work>
@@ -128,6 +112,8 @@ class TrainerHandle {
   std::unique_ptr<TrainLoop> loop_;
   std::unique_ptr<BatchSource> source_;  // of the settings' data
   int64_t source_position_ = -1;         // consumed samples after its last step
+  std::optional<StepGradients> gradients_;
+  std::unique_ptr<LiveModel> live_;
   bool has_trained_ = false;
   std::shared_ptr<std::function<void()>> close_at_end_;
 };

@@ -212,17 +212,27 @@ void Trainer::add_learning_rates(StepMetrics& metrics) const {
   if (decoupled_) metrics.decoupled_learning_rate = state_.scheduler.lr(*decoupled_);
 }
 
-PendingStep Trainer::launch_step(const MicroBatches& microbatches, int64_t stop_request) {
-  set_fault_context(mesh_.rank(), state_.iteration + 1);
-  const BatchSize batch = batch_size();
-  StepMetrics metrics = next_step_metrics(batch);
+StepInputs Trainer::next_step_inputs() const {
   Optimizer::Hyperparameters hyper{.lr = state_.scheduler.lr(),
                                    .weight_decay = state_.scheduler.wd(),
                                    .loss_scale = state_.scaler.scale()};
   if (decoupled_) hyper.decoupled_lr = state_.scheduler.lr(*decoupled_);
-  StepInputs inputs{.microbatches = batch.microbatches, .hyper = hyper, .stop_request = stop_request};
+  return {.microbatches = batch_size().microbatches, .hyper = hyper};
+}
+
+StepGradients Trainer::compute_gradients(const MicroBatches& microbatches) {
+  set_fault_context(mesh_.rank(), state_.iteration + 1);
+  saver_->reserve_memory();
+  return engine_->gradients(microbatches, next_step_inputs());
+}
+
+PendingStep Trainer::launch_update(StepGradients gradients, int64_t stop_request) {
+  const BatchSize batch = batch_size();
+  StepMetrics metrics = next_step_metrics(batch);
+  StepInputs inputs = next_step_inputs();
+  inputs.stop_request = stop_request;
   saver_->prepare_step(inputs);
-  PendingStep step = engine_->train_step(microbatches, inputs);
+  PendingStep step = engine_->update(std::move(gradients), inputs);
   state_.iteration = metrics.iteration;
   state_.consumed_train_samples = metrics.consumed_samples;
   state_.floating_point_operations += metrics.flops;

@@ -100,7 +100,12 @@ class Trainer {
   at::Tensor logits(const MicroBatch& batch) { return engine_->logits(batch); }
   /// The two halves of a step: the host may launch the next step before it finishes this one. The result has
   /// the maximum of all ranks' `stop_request`. Fault (numerics) where the NaN policy stops.
-  PendingStep launch_step(const MicroBatches& microbatches, int64_t stop_request = 0);
+  PendingStep launch_step(const MicroBatches& microbatches, int64_t stop_request = 0) {
+    return launch_update(compute_gradients(microbatches), stop_request);
+  }
+  /// The two halves of launch_step(): without the second nothing has changed.
+  StepGradients compute_gradients(const MicroBatches& microbatches);
+  PendingStep launch_update(StepGradients gradients, int64_t stop_request = 0);
   StepResult finish_step(PendingStep step);
   /// Whether the next step depends on the result of this one (loss scale, skipped steps).
   bool must_wait_for_result() const { return nan_policy_->must_wait_for_result(); }
@@ -131,6 +136,7 @@ class Trainer {
   std::optional<StepResult> evaluate(Split split, BatchSource& source,
                                      const std::vector<int64_t>& micro_batches, const NextPart& next_part);
   StepMetrics next_step_metrics(const BatchSize& batch) const;
+  StepInputs next_step_inputs() const;
   void add_learning_rates(StepMetrics& metrics) const;
 
   Mesh mesh_;

@@ -27,7 +27,9 @@ class CheckpointSaver {
   /// waits.
   std::optional<SaveMetrics> finish();
 
-  /// Before a step is launched: what the pending save needs of it.
+  /// Before a step: allocates what saves copy to, once.
+  void reserve_memory();
+  /// Before a step's update is launched: what the pending save needs of it.
   void prepare_step(StepInputs& inputs);
   /// After a step: how far all ranks are with the pending save.
   void note_step(const StepResult& result) { progress_ = result.progress; }
@@ -44,7 +46,6 @@ class CheckpointSaver {
     std::shared_ptr<Snapshot> snapshot = nullptr;
   };
   bool saves_optimizer() const { return !run_.args.no_save_optim; }
-  void reserve_memory();
   bool start(PendingSave& save, const SaveRequest& request);
   SaveMetrics committed(const PendingSave& save, const SavedCheckpoint& saved);
 

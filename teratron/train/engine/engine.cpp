@@ -10,7 +10,6 @@
 #include "teratron/base/error.h"
 #include "teratron/comm/collectives.h"
 #include "teratron/device/device.h"
-#include "teratron/device/stream_marker.h"
 #include "teratron/models/lora.h"
 #include "teratron/pipeline/executor.h"
 #include "teratron/train/graphs/graph_choice.h"
@@ -267,17 +266,20 @@ DeviceScalars TrainEngine::replay_graphs(MicroBatchBuffer& batches, const StepIn
   return graph_state_->scalars;
 }
 
-PendingStep TrainEngine::train_step(const MicroBatches& microbatches, const StepInputs& inputs) {
+StepGradients TrainEngine::gradients(const MicroBatches& microbatches, const StepInputs& inputs) {
   std::vector<MicroBatch> saved;
   MicroBatchBuffer batches(microbatches, /*training=*/true, options_.save_batches ? &saved : nullptr);
   buffers_->zero_grad();
-  DeviceScalars scalars = forward_backward(batches, inputs);
-  StreamMarker forward_backward_end;
-  if (graph_choice_ && graph_choice_->watches()) forward_backward_end.record(options_.device);
-  {
-    const auto timed = Timers::scope(options_.timers, "all-grads-sync", 1);
-    buffers_->finish_grad_sync();
-  }
+  StepGradients result{.scalars = forward_backward(batches, inputs)};
+  result.batches = std::move(saved);
+  if (graph_choice_ && graph_choice_->watches()) result.end.record(options_.device);
+  const auto timed = Timers::scope(options_.timers, "all-grads-sync", 1);
+  buffers_->finish_grad_sync();
+  return result;
+}
+
+PendingStep TrainEngine::update(StepGradients gradients, const StepInputs& inputs) {
+  DeviceScalars& scalars = gradients.scalars;
   sum_over_ranks(scalars);
   Optimizer::Hyperparameters hyper = inputs.hyper;
   hyper.loss = scalars.total_loss();
@@ -286,14 +288,14 @@ PendingStep TrainEngine::train_step(const MicroBatches& microbatches, const Step
   if (inputs.before_update) inputs.before_update();
   const GradStats stats = optimizer_->step(hyper);
   parameters_.end_step(mesh_);
-  const int64_t graph_vote = graph_choice_ ? vote(forward_backward_end) : 0;
+  const int64_t graph_vote = graph_choice_ ? vote(gradients) : 0;
   if (graph_vote != 0) scalars[DeviceScalars::graph_vote].fill_(static_cast<double>(graph_vote));
   add_stats(scalars, stats, inputs);
   PendingStep step(scalars, last_end_);
   last_end_ = step.end();
   step.inputs = inputs;
   step.inputs.before_update = nullptr;
-  step.batches = std::move(saved);
+  step.batches = std::move(gradients.batches);
   return step;
 }
 
@@ -311,10 +313,10 @@ void TrainEngine::add_stats(DeviceScalars& scalars, const GradStats& stats, cons
   if (world.size > 1) world.communicator->all_reduce(scalars.maxima(), ReduceOp::max).wait();
 }
 
-int64_t TrainEngine::vote(const StreamMarker& forward_backward) {
+int64_t TrainEngine::vote(const StepGradients& gradients) {
   GraphChoice::Observation seen;
   if (graph_choice_->watches()) {
-    seen = {.gpu_waited = forward_backward.reached(), .has_memory = has_memory_for_graphs(options_.device)};
+    seen = {.gpu_waited = gradients.end.reached(), .has_memory = has_memory_for_graphs(options_.device)};
   }
   return static_cast<int64_t>(graph_choice_->launch(seen));
 }

@@ -28,7 +28,6 @@ namespace teratron {
 
 class GraphChoice;
 class MicrobatchGraphs;
-class StreamMarker;
 struct ChunkMessages;
 
 struct ParallelOptions {
@@ -94,7 +93,13 @@ class TrainEngine {
 
   /// Forward and backward over all micro-batches, gradient reduction, optimizer. Does not wait for the
   /// device.
-  PendingStep train_step(const MicroBatches& microbatches, const StepInputs& inputs);
+  PendingStep train_step(const MicroBatches& microbatches, const StepInputs& inputs) {
+    return update(gradients(microbatches, inputs), inputs);
+  }
+  /// The two halves of train_step(), with the same inputs. Gradients that no update() follows are lost with
+  /// the next ones.
+  StepGradients gradients(const MicroBatches& microbatches, const StepInputs& inputs);
+  PendingStep update(StepGradients gradients, const StepInputs& inputs);
   /// After PendingStep::wait(), in the order of the steps: what became of CUDA graphs, once, as a sentence.
   std::optional<std::string> finish(const StepResult& result);
   /// Whether CUDA graphs ask for micro-batches of the same shapes: rows are not packed for the next step.
@@ -150,8 +155,8 @@ class TrainEngine {
   DeviceScalars forward_backward(MicroBatchBuffer& batches, const StepInputs& inputs);
   DeviceScalars replay_graphs(MicroBatchBuffer& batches, const StepInputs& inputs);
   void set_up_graphs(const EngineOptions& options);
-  /// This rank's vote on graphs; `forward_backward`: the end of both in the step that was launched.
-  int64_t vote(const StreamMarker& forward_backward);
+  /// This rank's vote on graphs for the step that was launched.
+  int64_t vote(const StepGradients& gradients);
   /// The loss to differentiate; also added to `scalars`.
   at::Tensor loss(Model& chunk, const Activations& output, const MicroBatch& batch, DeviceScalars& scalars);
   at::Tensor logits(Model& chunk, const Activations& output, const MicroBatch& batch);

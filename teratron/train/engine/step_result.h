@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "teratron/device/stream_marker.h"
 #include "teratron/models/model.h"
 #include "teratron/optim/optimizer.h"
 #include "teratron/telemetry/metrics.h"
@@ -81,6 +82,13 @@ class DeviceScalars {
  private:
   Sizes sizes_;
   at::Tensor values_;
+};
+
+/// Forward and backward of a step: what it has beside the gradients, which are in the buffers.
+struct StepGradients {
+  DeviceScalars scalars;
+  std::vector<MicroBatch> batches = {};  // this rank's, under EngineOptions::save_batches
+  StreamMarker end = {};                 // of both on the device, where CUDA graphs may be chosen
 };
 
 /// A launched step whose scalars are on their way to the host.
