@@ -33,6 +33,7 @@ _HOME = {
     "NumericsError": "_errors",
     "OutOfMemory": "_errors",
     "ParamGroup": "_steps",
+    "Stage": "_model",
     "StepResult": "_steps",
     "Tokenizer": "_files",
     "Trainer": "_trainer",

@@ -17,6 +17,7 @@ from ._files import (
     convert as convert,
     generate as generate,
 )
+from ._model import Stage as Stage
 from ._ranks import Group as Group, Mesh as Mesh, World as World, run_ranks as run_ranks
 from ._steps import Batch as Batch, ParamGroup as ParamGroup, StepResult as StepResult, TrainStep as TrainStep
 from ._trainer import Trainer as Trainer

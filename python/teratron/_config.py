@@ -72,7 +72,8 @@ class Config:
         return [*super().__dir__(), *self._values]
 
     def __repr__(self):
-        return f"Config({' '.join(self._settings.flags)})"
+        settings = self.__dict__.get("_settings")  # none if they had problems
+        return f"Config({' '.join(settings.flags) if settings else ''})"
 
     @property
     def program(self):

@@ -30,12 +30,13 @@ class World:
         return f"World(rank={self.rank}, size={self.size})"
 
     @classmethod
-    def join(cls, config):
+    def join(cls, config=None):
         """This process as a rank of the job that the environment describes (teratron launch, torchrun, mpirun, srun), or a
         job of itself. Once per process: later calls return the same. Waits for the other ranks.
 
         Args:
-            config: a Config; its device says how ranks communicate, its distributed_timeout_minutes how long they wait.
+            config: a Config; its device says how ranks communicate, its distributed_timeout_minutes how long they wait. None:
+                through the host, as ranks on CPUs.
 
         Raises:
             ConfigError: the environment is contradictory, or the device does not fit the backend.
@@ -43,7 +44,7 @@ class World:
         """
         global _job
         if _job is None:
-            _job = cls(engine.join(config._settings))
+            _job = cls(engine.join((config or _host_config())._settings))
             close_at_exit(_job)
             _fail_with_uncaught_exceptions(_job)
         return _job
@@ -51,6 +52,12 @@ class World:
     def close(self):
         """Tells the other ranks that this one has come to its end. Done at the end of the process."""
         self._rank.end()
+
+
+def _host_config():
+    from ._config import Config
+    return Config(num_layers=1, hidden_size=8, num_attention_heads=1, seq_length=8, max_position_embeddings=8,
+                  tokenizer_type="NullTokenizer", vocab_size=8, device="cpu")
 
 
 def _fail_with_uncaught_exceptions(world):
@@ -129,7 +136,8 @@ class Group:
     Attributes:
         rank: this rank's place in the group. size: its number of ranks.
 
-    Collectives return new tensors, detached; all ranks of the group call them in the same order.
+    Collectives return new tensors; all ranks of the group call them in the same order. Those of the first kind are detached;
+    copy_to, reduce_from, gather_from and scatter_to are parts of a graph, and their backward is the adjoint.
 
     Example:
         group = trainer.mesh.group("tp")
@@ -159,6 +167,22 @@ class Group:
     def broadcast(self, tensor, root=0):
         """The tensor of rank `root` of the group; all give one of its shape."""
         return self._group.broadcast(tensor, root)
+
+    def copy_to(self, x):
+        """x, the same on all ranks, for work that differs: backward sums the gradients."""
+        return self._group.copy_to(x)
+
+    def reduce_from(self, x):
+        """The sum of the ranks' x: backward gives each the gradient."""
+        return self._group.reduce_from(x)
+
+    def gather_from(self, x, dim=0):
+        """The ranks' parts of a tensor, concatenated: backward gives each its part of the gradient."""
+        return self._group.gather_from(x, dim)
+
+    def scatter_to(self, x, dim=0):
+        """This rank's part of x, which is the same on all: backward concatenates the gradients. A view for dim 0."""
+        return self._group.scatter_to(x, dim)
 
     def barrier(self):
         """Waits until all ranks are here."""

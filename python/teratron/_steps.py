@@ -137,6 +137,7 @@ class TrainStep:
 
     Attributes:
         metrics: names of the metrics that loss() returns, a tuple in the class; stages without the loss need them too.
+        all_columns: True: every pipeline stage has all columns of a batch, not those alone that its layers need.
 
     Example:
         class Weighted(teratron.TrainStep):
@@ -150,6 +151,7 @@ class TrainStep:
     """
 
     metrics = ()
+    all_columns = False
 
     def get_batch(self, source):
         """The next micro-batch; called on every rank of the model, in the same order.
@@ -200,6 +202,7 @@ class EngineStep:
 
     def __init__(self, step):
         self.metrics = list(getattr(step, "metrics", ()))
+        self.all_columns = bool(getattr(step, "all_columns", False))
         self.get_batch = self.forward_step = None
         if _overrides(step, "get_batch"):
             self.get_batch = lambda source: step.get_batch(_Source(source))._batch

@@ -1,39 +1,22 @@
 """Training, step by step or as a whole."""
-import contextlib
 import inspect
-import signal
-import threading
+import json
 import time
 
 import torch
 
 from ._config import Config
 from ._errors import ConfigError
+from ._interrupt import deferred_interrupt
 from ._load import close_at_exit, engine
-from ._ranks import Mesh, World, check_interrupted
+from ._model import StageMaker
+from ._progress import Progress
+from ._ranks import Mesh, World
 from ._state import assigned, hf_state, teratron_state
 from ._steps import Batch, EngineDataset, EngineStep, LossFunction, StepResult, TrainStep, samples_for_engine
 
 
-@contextlib.contextmanager
-def _deferred_interrupt():
-    """Ctrl-C raises KeyboardInterrupt after the step, which is then whole, instead of within a hook of it."""
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        check_interrupted()
-        yield lambda: False
-        return
-    received = []
-    signal.signal(signal.SIGINT, lambda *_: received.append(True))
-    try:
-        yield lambda: bool(received)
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if received:
-        raise KeyboardInterrupt
-
-
-class Trainer:
+class Trainer(Progress):
     """One rank's model, optimizer and data, as Config describes them.
 
     Args:
@@ -47,6 +30,7 @@ class Trainer:
         callbacks: objects of Callback, for train().
         param_groups: f(name, shape) -> ParamGroup, or None to leave the parameter as it is. Called with the names in
             checkpoints and whole shapes; the answer must be the same on all ranks.
+        model: f(stage) -> torch.nn.Module, in place of the family's model: see Stage.
         world: a World of run_ranks(); None: the process's, World.join().
 
     All methods are collective: every rank calls them in the same order. Hooks may raise anything; it leaves the method as
@@ -69,7 +53,7 @@ class Trainer:
     closing_order = 0
 
     def __init__(self, config, *, train_step=None, train_step_kwargs=None, dataset=None, callbacks=(), param_groups=None,
-                 world=None):
+                 model=None, world=None):
         if not isinstance(config, Config):
             raise TypeError(f"config is a {type(config).__name__}, not a teratron.Config")
         self.config = config
@@ -87,6 +71,8 @@ class Trainer:
             hooks["datasets"] = {split: EngineDataset(data, split) for split, data in dataset.items() if data is not None}
         if param_groups is not None:
             hooks["param_groups"] = param_groups
+        if model is not None:
+            hooks["model"] = StageMaker(model)
         self._engine = engine.Trainer(config._settings, self.world._rank, hooks)
         self._has_loaded = False
         self.mesh = Mesh(self._engine.mesh)
@@ -130,10 +116,32 @@ class Trainer:
             trainer.step(); trainer.step({"tokens": tokens, "labels": labels})
         """
         start = time.perf_counter()
-        with _deferred_interrupt():
+        with deferred_interrupt():
             values = self._engine.step() if not item else self._engine.step_on(samples_for_engine(*item))
         values["seconds"] = time.perf_counter() - start
         return StepResult(**values)
+
+    def compute_gradients(self, item):
+        """The first half of step(item): forward and backward of its samples, and the sum over the ranks. update() is the
+        second; without it nothing has changed.
+
+        Example:
+            trainer.compute_gradients(item); norm = trainer.update().grad_norm
+        """
+        with deferred_interrupt():
+            self._engine.compute_gradients(samples_for_engine(item))
+
+    def update(self):
+        """The second half of a step: clips the gradients of compute_gradients() and steps the optimizer and its schedule.
+
+        Returns:
+            A StepResult.
+
+        Raises:
+            RuntimeError: no gradients were computed since the last update.
+        """
+        with deferred_interrupt():
+            return StepResult(**self._engine.update())
 
     def evaluate(self, split="valid", iters=None):
         """Mean losses without training; the counters stay as they are.
@@ -148,7 +156,7 @@ class Trainer:
         Example:
             math.exp(trainer.evaluate("valid", 10).loss)
         """
-        with _deferred_interrupt():
+        with deferred_interrupt():
             if isinstance(split, str):
                 values = self._engine.evaluate(split, self.config.eval_iters if iters is None else iters)
             else:
@@ -179,7 +187,7 @@ class Trainer:
             answers = [callback.on_step(self, last) for callback in self.callbacks]
             return not interrupted() and not any(answer is False for answer in answers)
 
-        with _deferred_interrupt() as interrupted:
+        with deferred_interrupt() as interrupted:
             if not self._has_loaded:
                 self.load()
             self._engine.train(on_step)
@@ -223,6 +231,37 @@ class Trainer:
             trainer.logits(next(trainer.batches("valid"))).argmax(-1)
         """
         return self._engine.logits(samples_for_engine(item))
+
+    def generate(self, prompts, *, seed=None, **options):
+        """Texts of the model as it is now, computed by all its ranks, each of which gives the same prompts.
+
+        Args:
+            prompts: a list of texts, or of lists of token ids (of a T5 the encoder's).
+            seed: of sampling; None: the setting. Prompts and their sequences draw different numbers.
+            **options: max_new_tokens (64), temperature, top_k (1: greedy), top_p, top_p_decay, top_p_bound, num_beams,
+                length_penalty, num_return_sequences, stop, stop_token, logprobs, add_BOS, as of a line of `teratron
+                generate --input`.
+
+        Returns:
+            A list of dicts in the order of the prompts, the same on every rank: prompt_tokens, tokens (new ones), text,
+            finish_reason; logprobs if asked, of the prompt's tokens but the first, then of the new ones; with several
+            sequences prompt_tokens and choices.
+
+        Raises:
+            ConfigError: an option is out of range, or the model does not generate. DataError: an unknown option.
+
+        Example:
+            trainer.generate(["1 2 3"], max_new_tokens=5, top_k=1)[0]["text"]
+        """
+        return self._generate([{"prompt" if isinstance(prompt, str) else self._ids_name: _plain(prompt), **options}
+                               for prompt in prompts], seed)
+
+    def _generate(self, requests, seed):
+        return [json.loads(answer) for answer in self._engine.answers([json.dumps(request) for request in requests], seed)]
+
+    @property
+    def _ids_name(self):
+        return "encoder_tokens" if self.config.program == "t5" else "tokens"
 
     # ---- Checkpoints and weights ----
 
@@ -331,60 +370,6 @@ class Trainer:
         """
         return self._engine.average(torch.as_tensor(tensor))
 
-    # ---- Getters ----
 
-    @property
-    def iteration(self):
-        """Steps of the whole training so far."""
-        return self._engine.iteration
-
-    @property
-    def consumed_samples(self):
-        """Samples of the whole training so far."""
-        return self._engine.consumed_samples
-
-    @property
-    def train_iters(self):
-        """Steps of the whole training."""
-        return self._engine.train_iters
-
-    @property
-    def global_batch_size(self):
-        """Samples of the next step, over all ranks."""
-        return self._engine.global_batch_size
-
-    @property
-    def micro_batch_size(self):
-        """Samples of a forward pass of a rank."""
-        return self.config.micro_batch_size
-
-    @property
-    def micro_batches(self):
-        """Forward passes of the next step."""
-        return self._engine.micro_batches
-
-    @property
-    def rank(self):
-        """This rank's number."""
-        return self.world.rank
-
-    @property
-    def world_size(self):
-        """The number of ranks."""
-        return self.world.size
-
-    @property
-    def is_main_process(self):
-        """True on the last rank, which has the losses before others and writes the logs, as with Megatron-LM."""
-        return self.rank == self.world_size - 1
-
-    @property
-    def device(self):
-        """A torch.device: the model's."""
-        return torch.device(self._engine.device)
-
-    @property
-    def tokenizer(self):
-        """The Tokenizer of the settings."""
-        from ._files import Tokenizer
-        return Tokenizer._of(self.config._settings.tokenizer())
+def _plain(prompt):
+    return prompt if isinstance(prompt, str) else [int(id) for id in prompt]

@@ -17,7 +17,8 @@ from ._groups import gather_across_data_parallel_groups, set_trainer
 from ._plugin import MegatronLMPlugin
 from ._train_steps import EngineTrainStep, made, train_step_args
 
-_PROGRAMS = {"bert": "bert", "megatron-bert": "bert", "t5": "t5"}
+_PROGRAMS = {"bert": "bert", "megatron-bert": "bert", "t5": "t5", "mt5": "t5"}
+_PRETRAINING = ("maskedlm", "pretraining")  # in the names of BERT's classes
 
 
 class DistributedType(str, enum.Enum):
@@ -113,8 +114,9 @@ class Accelerator:
 
         Args:
             *objects: a model of transformers, whose configuration is taken and whose weights are not; a torch optimizer (Adam or
-                SGD), MegatronLMDummyScheduler, DataLoaders of a GPT's input_ids [B, S], or MegatronLMDummyDataLoader three
-                times.
+                SGD), MegatronLMDummyScheduler, and DataLoaders or MegatronLMDummyDataLoader three times. A DataLoader gives
+                input_ids [B, S] (GPT), with attention_mask, labels, token_type_ids and next_sentence_label (BERT), with
+                attention_mask, labels and perhaps decoder_input_ids (T5).
 
         Returns:
             What takes their places, in the same order.
@@ -157,28 +159,42 @@ class Accelerator:
         fields = {**fields, **{name: value for name, value in plugin.settings().items()}}
         with tempfile.TemporaryDirectory() as folder:
             model.config.save_pretrained(folder)
-            program = _PROGRAMS.get(model.config.model_type, "gpt")
-            config = Config(program=program, world_size=ranks, hf_config=str(Path(folder) / "config.json"), **fields)
+            config = Config(program=_program(model), world_size=ranks, hf_config=str(Path(folder) / "config.json"), **fields)
             trainer = Trainer(config, train_step=self._train_step(plugin), dataset=None if dummy else {},
                               param_groups=self._param_groups(plugin, config), world=self._world)
         set_trainer(trainer)
-        eod = trainer.tokenizer.eod
-        self._engine = MegatronEngine(trainer, eod, plugin.return_logits)
+        self._engine = MegatronEngine(trainer, plugin)
+
+    def _data_settings(self, model, dummy, loaders):
+        program = _program(model)
+        fields = dict(dummy.dataset_args) if dummy is not None else self._loader_settings(model, program, loaders[0])
+        given = {**fields, **(self.state.megatron_lm_plugin.other_megatron_args or {})}
+        return {**self._tokenizer_settings(program, getattr(model.config, "vocab_size", None), given), **fields}
 
     @staticmethod
-    def _data_settings(model, dummy, loaders):
-        fields = {}
-        vocabulary = getattr(model.config, "vocab_size", None)
-        if vocabulary:  # ids are all there is; the last one ends a document
-            fields.update(tokenizer_type="NullTokenizer", vocab_size=vocabulary - 1)
-        if dummy is not None:
-            fields.update(dummy.dataset_args)
-        else:
-            first = next(iter(loaders[0]))
-            if "input_ids" not in first:
-                raise ValueError("a DataLoader must give input_ids [B, S]; other models train from MegatronLMDummyDataLoader")
-            fields.update(seq_length=first["input_ids"].shape[1], eval_iters=1)
+    def _loader_settings(model, program, loader):
+        first = next(iter(loader))
+        if "input_ids" not in first:
+            raise ValueError(f"a DataLoader must give input_ids [B, S], and this one gives {', '.join(first)}")
+        length = first["input_ids"].shape[1]
+        if program == "t5":
+            return dict(encoder_seq_length=length, decoder_seq_length=first["labels"].shape[1], eval_iters=1,
+                        max_position_embeddings=max(length, first["labels"].shape[1]))
+        fields = dict(seq_length=length, eval_iters=1)
+        if program == "bert":  # any number of tokens may be masked
+            fields.update(mask_prob=1.0, bert_binary_head="next_sentence_label" in first)
         return fields
+
+    @staticmethod
+    def _tokenizer_settings(program, vocabulary, given):
+        """The tokenizer that files are for; without files ids are all there is, and the last one ends a document."""
+        if given.get("tokenizer_type"):
+            return {}
+        if given.get("vocab_file"):
+            return {"tokenizer_type": "GPT2BPETokenizer" if given.get("merge_file") else "BertWordPieceLowerCase"}
+        if given.get("tokenizer_model"):
+            return {"tokenizer_type": "HuggingFaceTokenizer"}
+        return {"tokenizer_type": "NullTokenizer", "vocab_size": vocabulary - 1} if vocabulary else {}
 
     @staticmethod
     def _optimizer_settings(optimizer):
@@ -291,6 +307,16 @@ class Accelerator:
         """Frees the training."""
         if self._engine is not None:
             self.trainer.close()
+
+
+def _program(model):
+    """The family of models. ValueError for a BERT that classifies."""
+    program = _PROGRAMS.get(model.config.model_type, "gpt")
+    name = type(model).__name__.lower()
+    if program == "bert" and "for" in name and not any(part in name for part in _PRETRAINING):
+        raise ValueError(f"{type(model).__name__} is not pretrained here: use a class for masked language models or pretraining; "
+                         "`teratron finetune` trains classifiers")
+    return program
 
 
 def _default_step(program):

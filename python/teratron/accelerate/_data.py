@@ -47,11 +47,3 @@ class Loader:
                 step += order[:each - len(step)]
             mine = step[self.group.rank * self.rows:][:self.rows]
             yield self.loader.collate_fn([self.dataset[i] for i in mine])
-
-
-def gpt_columns(input_ids, eod):
-    """The columns of a GPT from rows of ids [B, S]: labels are the next ids, the last one is the end of a document; ids of an end,
-    which is also the padding, have no loss."""
-    ids = input_ids.long().cpu()
-    labels = torch.cat([ids[:, 1:], torch.full((ids.shape[0], 1), eod)], dim=1)
-    return {"tokens": ids.t(), "labels": labels.t(), "loss_mask": (ids != eod).float().t()}

@@ -1,7 +1,8 @@
 """What Accelerator.prepare() returns for a model, an optimizer and a schedule."""
 import torch
 
-from ._data import gpt_columns
+from .._columns import engine_columns
+from ._generate import megatron_generate
 
 
 class Output(dict):
@@ -78,13 +79,14 @@ class MegatronEngine(torch.nn.Module):
         model.eval(); loss = model(**batch).loss
     """
 
-    def __init__(self, trainer, eod, returns_logits):
+    def __init__(self, trainer, plugin):
         super().__init__()
         self.trainer = trainer
         self.skipped = False
         self.lr = trainer.config.lr
         self.total_loss_dict = {}
-        self._eod, self._returns_logits = eod, returns_logits
+        self._returns_logits = plugin.return_logits
+        self._shapes, self._eod = dict(trainer._engine.columns()), trainer.tokenizer.eod
 
     def train(self, mode=True):
         """The next calls train, or with mode=False evaluate."""
@@ -105,11 +107,9 @@ class MegatronEngine(torch.nn.Module):
         return self.trainer.iteration
 
     def _item(self, batch):
-        if "input_ids" in batch:
-            batch = gpt_columns(batch["input_ids"], self._eod)
-        if self.trainer._engine.reads:
-            return {name: batch[name] for name in batch}
-        return None
+        if not self.trainer._engine.reads:
+            return None
+        return engine_columns(self.trainer.config.program, batch, self._shapes, self._eod)
 
     def train_step(self, **batch):
         """A step; returns ({name: loss}, 1 if it was skipped else 0, gradient norm, None)."""
@@ -149,6 +149,28 @@ class MegatronEngine(torch.nn.Module):
             problem = ("there is no checkpoint", str(folder), "Name a folder of save_state()")
             raise CheckpointError(f"{problem[1]}: {problem[0]}. {problem[2]}", [problem])
 
-    def megatron_generate(self, *_, **__):
-        """Not built: texts come from a saved model, teratron.LanguageModel(folder)."""
-        raise NotImplementedError("megatron_generate() is not built: save the model, then teratron.LanguageModel(folder).generate()")
+    def megatron_generate(self, inputs, attention_mask=None, max_length=None, max_new_tokens=None, num_beams=None, temperature=None,
+                          top_k=None, top_p=None, length_penalty=None, **kwargs):
+        """Goes on from prompts, by all ranks together.
+
+        Args:
+            inputs: ids [B, S]. attention_mask: [B, S], 1 for tokens; padding is on the right. None: no padding.
+            max_length: tokens with the prompt; or max_new_tokens. None: up to the model's positions.
+            num_beams: of a beam search, for a single prompt, which gives the best sequence. length_penalty: of it (1.0).
+            temperature: of sampling (1.0). top_k, top_p: what is sampled from; without them all ids.
+            **kwargs: top_p_decay, top_p_bound, add_BOS (an end of document before each prompt), stop_token (the end of
+                document), random_seed (0).
+
+        Returns:
+            ids [B, L] on every rank, prompts included; rows that end earlier are filled with the stop token.
+
+        Raises:
+            ValueError: several prompts for beams, both lengths, or a mask with padding before tokens. TypeError: another argument.
+            ConfigError: an argument out of range.
+
+        Example:
+            tokens = model.megatron_generate(ids, mask, max_new_tokens=64, top_p=0.8, top_p_decay=0.5, temperature=0.9)
+        """
+        return megatron_generate(self.trainer, inputs, attention_mask, max_length=max_length, max_new_tokens=max_new_tokens,
+                                 num_beams=num_beams, temperature=temperature, top_k=top_k, top_p=top_p,
+                                 length_penalty=length_penalty, **kwargs)

@@ -8,7 +8,7 @@ from argparse import Namespace
 
 import torch
 
-from .._steps import Batch, TrainStep
+from .._closures import ClosureStep
 from ._groups import set_trainer
 
 
@@ -134,14 +134,15 @@ class GPTTrainStep(_FamilyTrainStep):
 
     def get_batch_func(self, accelerator, megatron_dataset_flag):
         """-> get_batch(data_iterator) -> tokens, labels [B, S] int64, loss_mask [B, S] float32, attention_mask
-        [1, 1, S, S] bool (True: hidden), position_ids [B, S]."""
+        [1, 1, S, S] bool (True: hidden), position_ids [B, S]. What this pipeline stage does not have is None."""
         def get_batch(data_iterator):
             batch = next(data_iterator)
-            tokens = batch["tokens"].t().contiguous()
-            length = tokens.shape[1]
-            ones = torch.ones((1, 1, length, length), dtype=torch.bool, device=tokens.device)
-            positions = batch["sequence_index"].t().contiguous()
-            return (tokens, batch["labels"].t().contiguous(), batch["loss_mask"].t().contiguous(), ones.triu(1), positions)
+            tokens, labels, loss_mask, positions = (
+                batch[name].t().contiguous() if name in batch else None
+                for name in ("tokens", "labels", "loss_mask", "sequence_index"))
+            length = positions.shape[1]
+            hidden = torch.ones((1, 1, length, length), dtype=torch.bool, device=positions.device).triu(1)
+            return tokens, labels, loss_mask, hidden, positions
 
         return self._replaced(accelerator, "custom_get_batch_function") or get_batch
 
@@ -183,12 +184,11 @@ class T5TrainStep(_FamilyTrainStep):
 
     def get_batch_func(self, accelerator, megatron_dataset_flag):
         """-> get_batch(data_iterator) -> tokens_enc [B, S] (None where an earlier pipeline stage has it), tokens_dec, loss_mask,
-        labels [B, T], and None for the three masks, which the engine makes."""
+        labels [B, T], enc_mask [B, S, S], dec_mask [B, T, T], enc_dec_mask [B, T, S] (bool; True: hidden)."""
         def get_batch(data_iterator):
             batch = next(data_iterator)
-            columns = [batch[name].t().contiguous() if name in batch else None
-                       for name in ("encoder_tokens", "decoder_tokens", "loss_mask", "labels")]
-            return (*columns, None, None, None)
+            masks = [batch[name] < 0.5 for name in ("enc_mask", "dec_mask", "enc_dec_mask")]
+            return (batch.get("text_enc"), batch["text_dec"], batch.get("loss_mask"), batch.get("labels"), *masks)
 
         return self._replaced(accelerator, "custom_get_batch_function") or get_batch
 
@@ -212,8 +212,8 @@ class T5TrainStep(_FamilyTrainStep):
 
 
 class BertTrainStep(_FamilyTrainStep):
-    """The train step of a BERT in pretraining. The output of the model is its losses, [(sum, count), ...]: of masked tokens
-    and, with a binary head, of the sentence order.
+    """The train step of a BERT in pretraining. The model gives (lm_loss [B, S], sop_logits [B, 2] or None): losses of masked
+    tokens, 0 elsewhere.
 
     Example:
         teratron.Trainer(bert_config, train_step=BertTrainStep)
@@ -228,22 +228,33 @@ class BertTrainStep(_FamilyTrainStep):
         self.forward_step = self.get_forward_step_func(*self._forward_arguments)
 
     def get_batch_func(self, accelerator, megatron_dataset_flag):
-        """-> get_batch(data_iterator) -> the engine's Batch."""
-        return self._replaced(accelerator, "custom_get_batch_function") or next
+        """-> get_batch(data_iterator) -> tokens, types [B, S], sentence_order [B] or None, loss_mask, lm_labels, padding_mask
+        [B, S]; what this pipeline stage does not have is None."""
+        def get_batch(data_iterator):
+            batch = next(data_iterator)
+            return tuple(batch.get(name) for name in ("text", "types", "is_random", "loss_mask", "labels", "padding_mask"))
+
+        return self._replaced(accelerator, "custom_get_batch_function") or get_batch
 
     def get_loss_func(self, accelerator, pretraining_flag, num_labels):
-        """-> loss_func(output) -> (loss, {"lm loss": averaged, "sop loss": averaged})."""
-        def loss_func(output):
-            losses = [total / count for total, count in output]
-            return sum(losses), with_averages(dict(zip(("lm loss", "sop loss"), losses)))
+        """-> loss_func(loss_mask, sentence_order, output_tensor) -> (loss, {"lm loss": averaged, "sop loss": averaged})."""
+        def loss_func(loss_mask, sentence_order, output_tensor):
+            lm_loss, sop_logits = output_tensor
+            mask = loss_mask.reshape(-1).float()
+            losses = {"lm loss": (lm_loss.float().reshape(-1) * mask).sum() / mask.sum()}
+            if sop_logits is not None:
+                losses["sop loss"] = torch.nn.functional.cross_entropy(
+                    sop_logits.view(-1, 2).float(), sentence_order.view(-1), ignore_index=-1)
+            return sum(losses.values()), with_averages(losses)
 
         return self._replaced(accelerator, "custom_loss_function") or loss_func
 
     def get_forward_step_func(self, pretraining_flag, bert_binary_head):
         """-> forward_step(data_iterator, model) -> (output, closure)."""
         def forward_step(data_iterator, model):
-            self.get_batch(data_iterator)
-            return model(), self.loss_func
+            tokens, types, sentence_order, loss_mask, labels, padding_mask = self.get_batch(data_iterator)
+            output = model(tokens, padding_mask, tokentype_ids=types if bert_binary_head else None, lm_labels=labels)
+            return output, lambda output: self.loss_func(loss_mask, sentence_order, output)
 
         return forward_step
 
@@ -256,22 +267,7 @@ def with_averages(losses, logits=None):
     return reduced if logits is None else {**reduced, "logits": logits}
 
 
-class _Output:
-    """What forward_step() calls as the model: gives the output that the engine has computed."""
-
-    def __init__(self, model, family, returns_logits):
-        self._model, self._family, self._returns_logits = model, family, returns_logits
-
-    def __call__(self, *inputs, labels=None, lm_labels=None, **others):
-        if self._family == "bert":
-            return self._model.losses()
-        if labels is None and lm_labels is None:
-            return self._model.logits().transpose(0, 1).contiguous()
-        losses = self._model.token_losses().t().contiguous()  # so that view() works, as on Megatron-LM's
-        return (losses, self._model.logits().transpose(0, 1).contiguous()) if self._returns_logits else losses
-
-
-class EngineTrainStep(TrainStep):
+class EngineTrainStep(ClosureStep):
     """An AbstractTrainStep as the engine calls it.
 
     get_batch() of a class that overrides it is called on every rank before the forward pass, so that the tokens it changes
@@ -279,13 +275,11 @@ class EngineTrainStep(TrainStep):
     """
 
     def __init__(self, step, trainer):
+        super().__init__(trainer, hugging_face=not step.args.megatron_dataset_flag if hasattr(step, "args") else False)
         self.step = step
-        self.trainer = trainer
-        self.reduced = []  # the dict of each micro-batch since take_reduced()
         self._results = {}
-        self._returns_logits = bool(trainer.config.return_logits)
         if not self._own_batches():
-            self.get_batch = TrainStep.get_batch.__get__(self)  # the engine's
+            self.get_batch = super().get_batch  # the engine's
 
     def _own_batches(self):
         functions = [getattr(cls, "get_batch_func", None) for cls in type(self.step).__mro__]
@@ -294,57 +288,30 @@ class EngineTrainStep(TrainStep):
 
     def get_batch(self, source):
         batch = source.next()
-        result = self.step.get_batch(iter([_Item(batch)]))
-        columns = {"tokens": result[0], "labels": result[1], "loss_mask": result[2]}
-        changed = {name: value.t().contiguous().to(batch[name].dtype)
-                   for name, value in columns.items() if name in batch and value is not None}
+        result = self.step.get_batch(iter([self.item(batch)]))
         self._results[self._key(batch)] = result
         while len(self._results) > 4096:  # of forward passes without a loss
             self._results.pop(next(iter(self._results)))
-        return batch.replace(**changed)
+        return batch.replace(**self._changed(batch, result))
+
+    def _changed(self, batch, result):
+        """The engine's columns that a get_batch() may have changed."""
+        names = {"gpt": ("tokens", "labels", "loss_mask"), "bert": ("tokens", "types"),
+                 "t5": ("encoder_tokens", "decoder_tokens", "loss_mask", "labels")}[self.family]
+        return {name: value.t().contiguous().to(batch[name].dtype)
+                for name, value in zip(names, result) if name in batch and value is not None}
 
     @staticmethod
     def _key(batch):
         return int(batch.sample_ids[0])
 
-    def forward_step(self, model, batch):
+    def closure(self, batch, output_of):
         set_trainer(self.trainer)
-        output_of = _Output(model, self.trainer.config.program, self._returns_logits)
         result = self._results.pop(self._key(batch), None)
         get_batch = self.step.get_batch
         if result is not None:
             self.step.get_batch = lambda iterator: result
         try:
-            output, closure = self.step.forward_step(iter([_Item(batch)]), output_of)
+            return self.step.forward_step(iter([self.item(batch)]), output_of)
         finally:
             self.step.get_batch = get_batch
-        loss, *counts, reduced = closure(output)
-        self.reduced.append({name: value.detach() if isinstance(value, torch.Tensor) else value
-                             for name, value in reduced.items()})
-        pair = (loss, counts[0] if counts else 1.0)
-        return ([pair, *self._rest(model)], {}) if self.trainer.config.program == "bert" else pair
-
-    def _rest(self, model):
-        """A BERT with two losses: the closure has added them, so that the second counts nothing more."""
-        return [(total * 0.0, count) for total, count in model.losses()[1:]]
-
-    def take_reduced(self):
-        taken, self.reduced = self.reduced, []
-        return taken
-
-
-class _Item(Batch):
-    """A micro-batch as an item of a data iterator; also with the columns of Megatron-LM's and Hugging Face's loaders."""
-
-    def __init__(self, batch):
-        super().__init__(batch._batch)
-
-    def __getitem__(self, name):
-        if name == "text":
-            return torch.cat([self["tokens"], self["labels"][-1:]]).t()
-        if name == "input_ids":
-            return self["tokens"].t()
-        return super().__getitem__(name)
-
-    def __contains__(self, name):
-        return name in ("text", "input_ids") or super().__contains__(name)

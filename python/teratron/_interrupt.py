@@ -1,0 +1,24 @@
+"""Ctrl-C during a step."""
+import contextlib
+import signal
+import threading
+
+from ._ranks import check_interrupted
+
+
+@contextlib.contextmanager
+def deferred_interrupt():
+    """Ctrl-C raises KeyboardInterrupt after the step, which is then whole, instead of within a hook of it."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        check_interrupted()
+        yield lambda: False
+        return
+    received = []
+    signal.signal(signal.SIGINT, lambda *_: received.append(True))
+    try:
+        yield lambda: bool(received)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if received:
+        raise KeyboardInterrupt
