@@ -243,24 +243,26 @@ def engine_columns(family, batch, shapes, eod):
     return t5_columns(batch, shapes) if "text_enc" in batch or "input_ids" in batch else dict(batch)
 
 
+def _shapes(config):
+    """The columns of the settings' models that depend on them, as the engine has them."""
+    if config.program != "bert":
+        return {"encoder_length": [1]}
+    predictions = max(1, int(config.mask_prob * (config.seq_length - 3)))  # beside [CLS] and two [SEP]
+    return {"masked_positions": [predictions], "segment_start": [config.seq_length],
+            **({"types": [config.seq_length], "is_random": [1]} if config.bert_binary_head else {})}
+
+
 class MegatronSamples:
-    """A dataset whose samples are dicts by Megatron-LM's or Hugging Face's names, as Trainer(dataset=) takes one.
+    """A dataset whose samples are dicts by Megatron-LM's or Hugging Face's names, as Trainer(dataset=) takes one."""
 
-    `trainer` must be set before samples are read.
-    """
-
-    trainer = None
-
-    def __init__(self, dataset):
-        self._dataset, self._known = dataset, None
+    def __init__(self, dataset, config, eod):
+        self._dataset, self._program, self._shapes, self._eod = dataset, config.program, _shapes(config), eod
 
     def __len__(self):
         return len(self._dataset)
 
     def __getitem__(self, i):
-        if self._known is None:
-            self._known = dict(self.trainer._engine.columns()), self.trainer.tokenizer.eod
         rows = {name: torch.as_tensor(value)[None] for name, value in self._dataset[i].items()}
-        columns = engine_columns(self.trainer.config.program, rows, *self._known)
+        columns = engine_columns(self._program, rows, self._shapes, self._eod)
         by_sample = {"masked_positions", "masked_labels", "masked_loss_mask", "is_random", "encoder_length"}
         return {name: value[0] if name in by_sample else value[:, 0] for name, value in columns.items()}
