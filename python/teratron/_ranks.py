@@ -1,4 +1,6 @@
 """Ranks of a job: processes that a launcher started, or threads of this one."""
+import contextlib
+import signal
 import sys
 import threading
 
@@ -106,22 +108,40 @@ def run_ranks(n, f):
         finally:
             ended.set()
 
-    _interrupted.clear()
     # In another thread, as Python's main thread must be free for signals.
     thread = threading.Thread(target=ranks, name="teratron ranks")
-    thread.start()
-    while not ended.is_set():
-        try:
-            ended.wait()  # not join(), which takes an interrupted thread for one that has ended
-        except KeyboardInterrupt:
-            _interrupted.set()
-    thread.join()
+    with _noted_interrupt():
+        thread.start()
+        while not ended.is_set():
+            try:
+                ended.wait()  # not join(), which takes an interrupted thread for one that has ended
+            except KeyboardInterrupt:  # by a handler of the program
+                _interrupted.set()
+        thread.join()
     if failure:
         try:
             raise failure[0]
         finally:
             failure.clear()
+    if _interrupted.is_set() and threading.current_thread() is threading.main_thread():
+        raise KeyboardInterrupt
     return results
+
+
+@contextlib.contextmanager
+def _noted_interrupt():
+    """Ctrl-C is noted for the ranks, not raised here, where nothing would wait for them."""
+    main = threading.current_thread() is threading.main_thread()
+    if main:
+        _interrupted.clear()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: _interrupted.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def check_interrupted():

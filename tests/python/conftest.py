@@ -12,10 +12,10 @@ PROGRAM = Path(sys.executable).with_name("teratron")
 
 @pytest.fixture
 def script(tmp_path):
-    """Runs a program in Python, after `from small import *`, with this Python and returns what subprocess.run() does."""
-    def run(text, *arguments, launch=(), timeout=120, **environment):
+    """Runs a program in Python, after `first` and `from small import *`, with this Python and returns what subprocess.run() does."""
+    def run(text, *arguments, launch=(), timeout=300, first="", **environment):
         file = tmp_path / "script.py"
-        file.write_text("from small import *\n" + text)
+        file.write_text(f"{first}\nfrom small import *\n{text}")
         command = [*launch, sys.executable, str(file), *map(str, arguments)]
         paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=tmp_path,

@@ -1,6 +1,7 @@
 """Four processes, tensor-parallel 2 x pipeline-parallel 2, with losses and samples in Python."""
 import json
 import os
+import sys
 
 import pytest
 import teratron
@@ -56,6 +57,29 @@ def test_launched_ranks_train_on_samples_of_python(script, launch, tmp_path, exp
         assert rank["pair"] == [number - number % 2, number - number % 2 + 1]
         assert (rank["fed"], rank["whole"]) == expected
     assert ranks[2]["shapes"] == {"tokens": [64, 4], "labels": [64, 4], "loss_mask": [64, 4]}
+
+
+AGENT = """
+import json, sys
+trainer = teratron.Trainer(C(tensor_model_parallel_size=2))
+fed = losses(trainer, 2)
+json.dump({"rank": trainer.rank, "size": trainer.world_size, "fed": fed}, open(f"{sys.argv[1]}/rank-{trainer.rank}.json", "w"))
+"""
+
+
+def test_torchrun_starts_ranks_and_torch_may_come_first(script, tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint",
+                "localhost:0", "--no-python"]
+    done = script(AGENT, tmp_path, launch=torchrun, first="import torch", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    def work(world):
+        with teratron.Trainer(C(world_size=2, tensor_model_parallel_size=2), world=world) as trainer:
+            return losses(trainer, 2)
+
+    expected = teratron.run_ranks(2, work)[0]
+    for rank in range(2):
+        assert json.loads((tmp_path / f"rank-{rank}.json").read_text()) == {"rank": rank, "size": 2, "fed": expected}
 
 
 FAILS = """

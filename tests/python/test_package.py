@@ -1,4 +1,5 @@
 """The wheel, the program in it, and what importing the package does."""
+import importlib
 import importlib.metadata
 import os
 import re
@@ -62,6 +63,30 @@ def test_openmp_waits_passively_unless_the_user_chose():
     value, warned = environment_after_import(torch_first)
     assert value == "PASSIVE" and "torch was imported before teratron" in warned
     assert environment_after_import(torch_first, OMP_WAIT_POLICY="PASSIVE")[1] == ""
+
+
+QUICK = """
+import time, os
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+import torch
+before = time.process_time()
+import teratron
+print(time.process_time() - before)
+"""
+
+
+def test_the_import_is_quick():
+    """Processor time: what others do on the machine does not count."""
+    found = [float(subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, check=True).stdout) for _ in range(2)]
+    assert min(found) <= 0.05, found
+
+
+@pytest.mark.parametrize("package, names", [("accelerate", 14), ("megatron", 20), ("nn", 21)])
+def test_packages_have_documented_names(package, names):
+    module = importlib.import_module(f"teratron.{package}")
+    assert len(module.__all__) >= names and module.__doc__
+    for name in module.__all__:
+        assert getattr(module, name).__doc__, f"{package}.{name}"
 
 
 def test_names_are_documented():

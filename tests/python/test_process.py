@@ -6,36 +6,52 @@ import sys
 import pytest
 
 INTERRUPTED = """
-import os, signal, sys, threading
+import os, signal, sys, threading, time
+
+def interrupted_after(steps):
+    def wait():
+        while len(steps) < 3:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=wait, daemon=True).start()
+
 for step in (None, Same):
     trainer = teratron.Trainer(C(train_iters=100000), train_step=step)
-    trainer.step()
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    steps = []
+    interrupted_after(steps)
     try:
         while True:
-            trainer.step()
+            steps.append(trainer.step())
     except KeyboardInterrupt:
         before = trainer.iteration
-        assert trainer.step().iteration == before + 1, "no step is lost"
+        assert before >= 3 and trainer.step().iteration == before + 1, "no step is lost"
         print("interrupted", signal.getsignal(signal.SIGINT) is signal.default_int_handler)
 
 def work(world):
     trainer = teratron.Trainer(C(train_iters=100000, world_size=2, tensor_model_parallel_size=2), world=world)
     while True:
-        trainer.step()
+        ranks.append(trainer.step())
 
-threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT)).start()
+ranks = []
+interrupted_after(ranks)
 try:
     teratron.run_ranks(2, work)
 except KeyboardInterrupt:
-    print("interrupted ranks")
+    print("interrupted ranks", signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+
+# At once: before there are ranks, or while they begin.
+try:
+    interrupted_after([1, 2, 3])
+    teratron.run_ranks(2, work)
+except KeyboardInterrupt:
+    print("interrupted at once")
 """
 
 
 def test_ctrl_c_raises_between_steps(script):
-    done = script(INTERRUPTED)
+    done = script(INTERRUPTED, timeout=600)  # it ends by itself, however busy the machine is
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["interrupted True"] * 2 + ["interrupted ranks"]
+    assert done.stdout.splitlines() == ["interrupted True"] * 2 + ["interrupted ranks True", "interrupted at once"]
 
 
 END = """
