@@ -24,13 +24,13 @@ struct Served {
 
   OpenAiRequest completion(json fields) const {
     fields.emplace("prompt", json::array({1, 2}));
-    return parse_completion(fields, model);
+    return parse_completion(std::move(fields), model);
   }
   /// What is wrong with the fields of a chat; its text is never encoded.
   std::string chat_error(json fields) const {
     fields.emplace("messages", json::array({{{"role", 5}, {"content", "1"}}}));
     try {
-      parse_chat(fields, model, chat);
+      parse_chat(std::move(fields), model, chat);
     } catch (const ApiError& error) {
       return error.what();
     }

@@ -124,7 +124,7 @@ async function answer(prompt) {
     stale = false;
     turns.forEach(box => { box.innerHTML = turnHtml(box.turn).text; });
     if (follows) talk.scrollTop = talk.scrollHeight;
-    if (whole.tokens) $('status').textContent = factsOf({}, whole.tokens, whole, start);
+    if (whole.tokens && running) $('status').textContent = factsOf({}, whole.tokens, whole, start);
   };
   const use = (event, now) => {
     if (event.error) throw new Error(event.error.message);
