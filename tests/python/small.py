@@ -1,10 +1,12 @@
 """The small GPT that the tests train."""
+import os
 import sys
 from pathlib import Path
 
 import teratron
 
 PROGRAM = Path(sys.executable).with_name("teratron")
+LONG = bool(os.environ.get("TERATRON_LONG_TESTS"))  # ./run test --long
 SIZES = dict(num_layers=2, hidden_size=64, num_attention_heads=4, seq_length=64, max_position_embeddings=64,
              micro_batch_size=2, global_batch_size=4, train_iters=10, lr=1e-3, tokenizer_type="NullTokenizer",
              vocab_size=200, mock_data=True, device="cpu")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import teratron
+from small import LONG
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,6 +55,7 @@ def test_it_trains_evaluates_saves_and_resumes(run_clm, folder, tmp_path, capsys
     assert resumed[0] == whole[0][1:]
 
 
+@pytest.mark.skipif(not LONG, reason="long: ./run test --long")
 def test_weights_of_a_folder_and_data_parallel_ranks(run_clm, folder, tmp_path):
     one = trained(run_clm, folder, tmp_path / "one", "--model_name_or_path", folder, "--max_train_steps", 2, "--tp_degree", 1,
                   "--pp_degree", 1, ranks=1)
