@@ -50,7 +50,7 @@ struct ExportPlan {
   }
 };
 
-ExportPlan plan_export(const CheckpointInfo& info, std::optional<Dtype> dtype) {
+ExportPlan plan_export(const CheckpointInfo& info, const HfExport& request) {
   ExportPlan plan{hf_model_of(info), {}, {}, {}};
   plan.tensors = hf_tensors(plan.model, info.tensors.size());
   Unplaced unplaced{info.tensors, plan.model.where, "but the settings require"};
@@ -59,7 +59,10 @@ ExportPlan plan_export(const CheckpointInfo& info, std::optional<Dtype> dtype) {
     const std::optional<Dtype> saved = unplaced.place(ours.name, ours.shape);
     for (size_t source = 0; source < ours.sources.size(); ++source) {
       const auto& [name, shape, transposed] = ours.sources[source];
-      plan.outputs.push_back({name, dtype.value_or(saved.value_or(Dtype::f32)), shape});
+      const auto own = request.dtype_of.find(name);
+      const Dtype dtype =
+          own != request.dtype_of.end() ? own->second : request.dtype.value_or(saved.value_or(Dtype::f32));
+      plan.outputs.push_back({name, dtype, shape});
       plan.origins.push_back({tensor, source});
     }
   }
@@ -171,7 +174,7 @@ void write_tokenizer(const HfTokenizer& tokenizer, const ConfiguredTokens& saved
 
 void write_export(const CheckpointSource& source, const HfExport& request, const fs::path& directory,
                   ConversionReport& report) {
-  const ExportPlan plan = plan_export(source.info(), request.dtype);
+  const ExportPlan plan = plan_export(source.info(), request);
   {
     ExportStream stream(source, plan);
     write_sharded_weights(directory, plan.outputs, request.shards,
@@ -240,7 +243,7 @@ ConversionReport import_hf(const fs::path& folder, const CheckpointImport& reque
 
 void check_export(const CheckpointInfo& info, const fs::path& destination) {
   check_empty(destination);
-  plan_export(info, std::nullopt);
+  plan_export(info, {});
 }
 
 ConversionReport export_hf(const CheckpointSource& source, const HfExport& request) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,8 +37,9 @@ ConversionReport import_checkpoint(const CheckpointSource& source, const Checkpo
 ConversionReport import_hf(const std::filesystem::path& folder, const CheckpointImport& request);
 
 struct HfExport {
-  std::filesystem::path destination;  // must not exist, or be empty
-  std::optional<Dtype> dtype = {};
+  std::filesystem::path destination;           // must not exist, or be empty
+  std::optional<Dtype> dtype = {};             // default: as the weights are
+  std::map<std::string, Dtype> dtype_of = {};  // of single tensors, by their names in the folder
   WeightShards shards = {.max_bytes = int64_t{5} * 1000 * 1000 * 1000};
   HfTokenizer tokenizer = {};
 };

@@ -40,8 +40,9 @@ struct FamilyField : Field {
 };
 
 struct Family {
-  std::string_view name;     // "gpt": of the command line, and in checkpoints
-  std::string_view summary;  // one line for --help
+  std::string_view name;                            // "gpt": of the command line, and in checkpoints
+  std::string_view summary;                         // one line for --help
+  std::string_view example = "--config-file FILE";  // flags that train it: for --help
   /// Flags of a program's family (custom_field); those of a built-in family are rows of its flags.def. They
   /// define the model: a resumed training must have those of its checkpoint. Others are Registry::fields.
   std::vector<FamilyField> fields = {};
@@ -62,6 +63,8 @@ struct Family {
   bool learns_conversations = false;  // with --sft, as `teratron finetune NAME` trains it
   /// A head on its model, trained on labelled texts by `teratron finetune NAME --task`; null: none.
   Family (*classifier)() = nullptr;
+  /// The family trained on texts as JSON lines, as `teratron finetune NAME` does; null: only on its own data.
+  Family (*on_texts)() = nullptr;
 };
 
 /// The program that trains the family, for parse_arguments().

@@ -100,7 +100,7 @@ def test_bad_texts(tmp_path):
     flags = ["finetune", "gpt", "--task", "classification", "--num-classes", 3, "--hf", folder, *STEP]
     said = run(*flags, "--train-data", data, "--save", tmp_path / "run", code=3)
     for message in ("1: the label 3 is not a class from 0 to 2", '2: the line has no "label"', '3: the line has no "text"',
-                    '4: "text" is not a text', '5: the label "x" is not a number', "6: the line is not a JSON object"):
+                    '4: "text" is not a text', "5: the label 'x' is not a number", "6: the line is not a JSON object"):
         assert f"{data}:{message}" in said, message
     assert not list((tmp_path / "run").glob("iter_*"))
     assert "no texts to train on" in run(*flags, code=2)

@@ -4,10 +4,11 @@
 #include <fmt/ranges.h>
 
 #include "teratron/base/config/flag_reader.h"
+#include "teratron/base/config/help_view.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
-#include "teratron/cli/help_view.h"
 #include "teratron/cli/run_job.h"
+#include "teratron/cli/train/finetune_data.h"
 #include "teratron/cli/train/finetune_defaults.h"
 #include "teratron/cli/training_arguments.h"
 #include "teratron/comm/launch_env.h"
@@ -41,25 +42,71 @@ int run_finetuning(std::span<const std::string> args, const JobModel& model) {
   });
 }
 
-void check_learns_conversations(const Family& family) {
-  if (family.learns_conversations) return;
+void check_learns_texts(const Family& family) {
+  if (family.learns_conversations || family.on_texts) return;
   throw config_error({.what = fmt::format("{} does not learn conversations", family.name),
                       .where = "finetune",
                       .fix = "Use `teratron finetune gpt FLAGS...`, or --task classification or regression"});
 }
 
-// The family, and what the user left open, from the folder of --hf.
-int finetune_hf(std::span<const std::string> args, const Registry& registry) {
-  const Family& family = find_family(family_of_hf_flag(args), registry.families);
-  check_learns_conversations(family);
-  const JobModel model{family, registry};
-  std::vector<std::string> flags = {"--finetune", "--sft"};
+void check_has_texts(const Family& family, const ParsedArguments& parsed) {
+  const Arguments& args = parsed.args;
+  const bool has_data = !args.data_path.empty() || !args.train_data_path.empty() ||
+                        !args.valid_data_path.empty() || args.data_args_path || args.per_split_data_args_path;
+  if (has_data || !parsed.problems.empty()) return;
+  throw config_error({.what = fmt::format("{} does not learn conversations", family.name),
+                      .where = "finetune",
+                      .fix = "Give --data-path with texts, of which it learns masked words, or --task "
+                             "classification or regression with labelled ones"});
+}
+
+// With defaults for what the user left open.
+int run_with_defaults(std::vector<std::string> flags, std::span<const std::string> args,
+                      const JobModel& model) {
   flags.insert(flags.end(), args.begin(), args.end());
   const std::vector<std::string> defaults = finetune_defaults(flags, model);
   flags.insert(flags.begin(), defaults.begin(), defaults.end());
   if (read_launch_env(process_environment).rank == 0)
     print_line(fmt::format("defaults of finetune: {}", fmt::join(defaults, " ")));
   return run_finetuning(flags, model);
+}
+
+// An encoder: a classification head if the data have labels or the user asks for one, else masked words.
+int finetune_encoder(std::span<const std::string> args, const HfModel& model, const JobModel& job) {
+  const auto asks = [&](const std::string& flag) {
+    return std::ranges::any_of(
+        args, [&](const std::string& arg) { return arg == flag || arg.starts_with(flag + "="); });
+  };
+  std::optional<std::string> task = task_of(args, job);
+  const bool is_classifier = model.family->family != job.family.name;
+  std::vector<std::string> flags = {"--finetune"};
+  if (!task && is_classifier) task = model.settings.at("task").get<std::string>();
+  if (!task && (asks("--train-data") || asks("--num-classes"))) task = "classification";
+  if (!task) {
+    const std::optional<LabelKind> labels = labels_in_data(flag_arguments(args, job).args);
+    if (!labels) return run_with_defaults(flags, args, {job.family.on_texts(), job.registry});
+    task = labels->are_classes ? "classification" : "regression";
+    if (labels->are_classes) {
+      flags.emplace_back("--num-classes");
+      flags.push_back(std::to_string(labels->classes));
+    }
+  }
+  flags.emplace_back("--task");
+  flags.push_back(*task);
+  const ClassificationJob head = classification_job(job.family, *task);
+  return run_with_defaults(flags, args, {head.family, head.registry});
+}
+
+// The family, and what the user left open, from the folder of --hf.
+int finetune_hf(std::span<const std::string> args, const Registry& registry) {
+  const HfModel model = model_of_hf_flag(args);
+  std::string_view name = model.family->family;
+  constexpr std::string_view classifier = "_classifier";
+  if (name.ends_with(classifier)) name.remove_suffix(classifier.size());
+  const Family& family = find_family(name, registry.families);
+  check_learns_texts(family);
+  if (family.on_texts) return finetune_encoder(args, model, {family, registry});
+  return run_with_defaults({"--finetune", "--sft"}, args, {family, registry});
 }
 
 }  // namespace
@@ -91,7 +138,12 @@ int finetune_command(std::span<const std::string> args, const Registry& registry
     print_line(finetune_page());
     return 0;
   }
-  check_learns_conversations(family);
+  check_learns_texts(family);
+  if (family.on_texts) {
+    const Family texts = family.on_texts();
+    check_has_texts(texts, flag_arguments(flags, {texts, registry}));
+    return run_finetuning(flags, {texts, registry});
+  }
   flags.emplace_back("--sft");
   return run_or_help({family, registry});
 }

@@ -18,7 +18,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t longest_default_row = 2048;
+// Tokens of a row by default, if the model has as many positions.
+int64_t longest_row(std::string_view family) {
+  return family == "gpt" || family == "mamba" ? 2048 : 512;
+}
 
 std::string hf_folder(std::span<const std::string> args) {
   for (size_t i = 0; i < args.size(); ++i) {
@@ -48,7 +51,8 @@ std::string output_folder(const std::string& hf, const char* suffix) {
 
 class Defaults {
  public:
-  Defaults(const ParsedArguments& given, std::string folder) : given_(given), folder_(std::move(folder)) {}
+  Defaults(const ParsedArguments& given, std::string folder, const Family& family)
+      : given_(given), folder_(std::move(folder)), family_(family) {}
 
   std::vector<std::string> run() {
     if (!has_any({"train_iters", "train_samples", "num_train_epochs"})) add("--num-train-epochs", "3");
@@ -73,14 +77,16 @@ class Defaults {
 
  private:
   void add_data_flags() {
-    if (!has_any({"seq_length"})) {
-      const int64_t positions = positions_of(folder_);
-      add("--seq-length",
-          std::to_string(positions > 0 ? std::min(positions, longest_default_row) : longest_default_row));
-      if (!has_any({"sft_overlong"})) add("--sft-overlong", "truncate");
-    }
-    if (!has_any({"split", "valid_data_path", "train_data_path"})) add("--split", "100,0,0");
-    if (!has_any({"eval_iters", "valid_data_path", "split"})) add("--eval-iters", "0");
+    const int64_t positions = positions_of(folder_), longest = longest_row(family_.name);
+    const std::string row = std::to_string(positions > 0 ? std::min(positions, longest) : longest);
+    const bool has_decoder = family_.name == "t5", has_length = has_any({"seq_length", "encoder_seq_length"});
+    if (!has_length) add("--seq-length", row);
+    if (has_decoder && !has_any({"decoder_seq_length"})) add("--decoder-seq-length", row);
+    if (!has_length && family_.learns_conversations && !has_any({"sft_overlong"}))
+      add("--sft-overlong", "truncate");
+    if (!has_any({"split", "valid_data_path", "train_data_path", "train_data", "valid_data"}))
+      add("--split", "100,0,0");
+    if (!has_any({"eval_iters", "valid_data_path", "valid_data", "split"})) add("--eval-iters", "0");
   }
 
   // Whether the user set one of them; the settings of the folder do not count.
@@ -98,12 +104,13 @@ class Defaults {
 
   const ParsedArguments& given_;
   std::string folder_;
+  const Family& family_;
   std::vector<std::string> words_;
 };
 
 }  // namespace
 
-std::string family_of_hf_flag(std::span<const std::string> args) {
+HfModel model_of_hf_flag(std::span<const std::string> args) {
   const std::string folder = hf_folder(args);
   if (folder.empty()) {
     throw config_error({.what = "there is no model to finetune",
@@ -117,30 +124,29 @@ std::string family_of_hf_flag(std::span<const std::string> args) {
                         .fix = "Give a local folder with config.json, the tokenizer's files and the weights; "
                                "`hf download NAME --local-dir DIR` fetches a published one"});
   }
-  return std::string(read_hf_model(folder).family->family);
+  return read_hf_model(folder);
 }
 
 std::vector<std::string> finetune_defaults(std::span<const std::string> args, const JobModel& model) {
-  return Defaults(flag_arguments(args, model), hf_folder(args)).run();
+  return Defaults(flag_arguments(args, model), hf_folder(args), model.family).run();
 }
 
 std::string finetune_page() {
   return R"(usage: teratron finetune --hf DIR --data-path FILE [FLAGS]
        teratron finetune gpt FLAGS...
-       teratron finetune bert|gpt --task classification|regression --train-data FILE
-                --valid-data FILE FLAGS...
+       teratron finetune bert|gpt --task classification|regression FLAGS...
 
-The first form finetunes a Hugging Face model with the defaults below, which it prints. The
-second has the defaults of `teratron pretrain gpt --finetune --sft`. The third trains a head,
-and the model below it, on labelled texts.
-
-  teratron finetune --hf Qwen2.5-0.5B --data-path alpaca.json --lora-rank 16
+The first form finetunes a Hugging Face model with the defaults below, which it prints. The others,
+also of t5, bert and mamba, have the defaults of `teratron pretrain`; --task trains a head on
+labelled texts.
 
 FILE has a JSON object per line, or is a JSON array of them:
   {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
   {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}
   {"instruction": "...", "input": "...", "output": "..."}
   {"prompt": "...", "completion": "..."}          {"text": "..."}
+A T5 learns the answers. A BERT learns masked words of {"text": "..."}, or a head for the labels of
+{"text": "...", "label": 1}: classes from 0, else numbers.
 
 flags of the first form:
   --hf DIR                    model, tokenizer and chat template
@@ -149,7 +155,7 @@ flags of the first form:
   --num-train-epochs N        epochs [3]
   --global-batch-size N       rows per step [16]
   --micro-batch-size N        rows per forward pass [1]
-  --seq-length N              tokens in a row; longer conversations are cut [at most 2048]
+  --seq-length N              tokens in a row; longer ones are cut [at most 2048, BERT and T5 512]
   --lr X                      learning rate [1e-5, of adapters 2e-4]
   --lora-rank N               train adapters of this rank
   --hf-out DIR                write the model here [NAME-finetuned]
@@ -159,8 +165,11 @@ flags of the first form:
   --log-lines N               log lines in the training [20]
   --device auto|cpu|cuda      [auto]
 
-`teratron finetune gpt --help` and `teratron finetune bert --task classification --help` list all
-flags.)";
+example:
+  teratron finetune --hf Qwen2.5-0.5B --data-path alpaca.json --lora-rank 16
+
+All flags: teratron finetune gpt --help-all,
+teratron finetune bert --task classification --help-all)";
 }
 
 }  // namespace teratron

@@ -5,16 +5,18 @@
 #include <string>
 #include <vector>
 
+#include "teratron/hf/weight_map.h"
 #include "teratron/train/registry.h"
 
 namespace teratron {
 
-/// The family that trains the model in the folder of --hf. UserError for a missing flag, a folder without
+/// The model in the folder of --hf. UserError for a missing flag, a folder without
 /// config.json or a model of another kind.
-std::string family_of_hf_flag(std::span<const std::string> args);
+HfModel model_of_hf_flag(std::span<const std::string> args);
 
 /// Flags for what the user left open: 3 epochs, batch 16, learning rate 1e-5 (2e-4 of adapters), cosine decay
-/// with 3 % warm-up, bf16 on GPUs, rows of at most 2048 tokens, 20 log lines, an output folder.
+/// with 3 % warm-up, bf16 on GPUs, rows of at most 2048 tokens (BERT, T5:
+/// 512), 20 log lines, an output folder.
 std::vector<std::string> finetune_defaults(std::span<const std::string> args, const JobModel& model);
 
 /// `finetune --help`: usage, an example, the flags that matter.

@@ -1,7 +1,7 @@
 #include "teratron/base/config/flag_reader.h"
+#include "teratron/base/config/help_view.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
-#include "teratron/cli/help_view.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/cli/train/run_clm.h"
 #include "teratron/cli/training_arguments.h"
@@ -17,7 +17,8 @@ void print_families(const Registry& registry) {
   for (const std::span<const Family> list : {std::span<const Family>(registry.families), families()}) {
     for (const Family& family : list) print("  {:<12}{}", family.name, family.summary);
   }
-  print_line("\n`teratron pretrain FAMILY --help` lists the flags of a family.");
+  print_line("\nexample:\n  teratron pretrain gpt --model-preset gpt2 --mock-data");
+  print_line("\n`teratron pretrain FAMILY --help` describes the flags of a family.");
 }
 
 }  // namespace

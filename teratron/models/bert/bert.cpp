@@ -131,7 +131,7 @@ at::Tensor Bert::token_losses(const Activations& output, const MicroBatch& batch
 }
 
 BertScores Bert::scores(const Activations& output, const MicroBatch& batch) {
-  if (!config_.binary_head) return {token_losses(output, batch), {}};
+  if (!config_.binary_head || !config_.learns_pairs) return {token_losses(output, batch), {}};
   // The first position, for the pooler, and the predictions: one collective.
   const at::Tensor positions_BP = batch["masked_positions"];
   const at::Tensor all_NB = at::constant_pad_nd(positions_BP, {1, 0}, 0).t();

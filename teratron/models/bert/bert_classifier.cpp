@@ -87,7 +87,7 @@ Family bert_classifier_family() {
   return on_labelled_texts(
       {.name = "bert_classifier",
        .summary = "a classification head on a BERT",
-       .args_defaults = {{"tokenizer_type", "BertWordPieceLowerCase"}},
+       .settings = {.tokenizer_type = "BertWordPieceLowerCase"},
        .check = bert_family().check,
        .plan = plan,
        .finetunes = {.family = "bert",

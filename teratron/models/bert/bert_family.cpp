@@ -5,6 +5,7 @@
 #include "teratron/models/bert/bert_inference.h"
 #include "teratron/models/bert/bert_operators.h"
 #include "teratron/models/bert/data/bert_dataset.h"
+#include "teratron/models/bert/data/bert_texts.h"
 #include "teratron/models/hybrid_flags.h"
 #include "teratron/models/transformer/language_model_plan.h"
 
@@ -50,24 +51,49 @@ ModelPlan plan_of(const Arguments& args, int64_t vocabulary) {
                                 .padding = !args.mock_data}));
 }
 
+ModelPlan plan_on_texts(const Arguments& args, int64_t vocabulary) {
+  const int64_t length = args.seq_length.value_or(0);
+  BertConfig config = bert_config(args, vocabulary);
+  config.learns_pairs = false;
+  return bert_plan(config, bert_schema({.sequence_length = length,
+                                        .predictions = most_predictions(length, args.mask_prob),
+                                        .sentence_pairs = false}));
+}
+
+Datasets datasets_on_texts(const DataRequest& request) {
+  const BertDataOptions options = bert_data_options(request);
+  check_bert_data(options);
+  return build_bert_texts(options.sources, request.tokenizer,
+                          {.masking = options.samples, .shuffle = options.samples.seed});
+}
+
 }  // namespace
+
+Family bert_family_on_texts() {
+  Family family = bert_family();
+  family.plan = plan_on_texts;
+  family.datasets = datasets_on_texts;
+  return family;
+}
 
 Family bert_family() {
   return {
       .name = "bert",
       .summary = "encoders trained on masked tokens and sentence pairs: BERT, Megatron-BERT",
+      .example = "--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --mock-data",
       .settings = {.names = {"training", "bert"}, .tokenizer_type = "BertWordPieceLowerCase"},
       .check = check_bert,
       .plan = plan_of,
       .datasets = [](const DataRequest& request) { return build_bert_datasets(bert_data_options(request)); },
       .generates = false,
-      .classifier = bert_classifier_family};
+      .classifier = bert_classifier_family,
+      .on_texts = bert_family_on_texts};
 }
 
 ModelPlan bert_plan(const BertConfig& config, const BatchSchema& batch) {
   ModelPlan plan = language_model_plan(config, "encoder", batch);
   plan.packs_rows = true;
-  if (config.binary_head) plan.losses = {"lm loss", "sop loss"};
+  if (config.binary_head && config.learns_pairs) plan.losses = {"lm loss", "sop loss"};
   plan.build = [config](const StageContext& part) { return std::make_unique<Bert>(config, part); };
   plan.inference = bert_inference(config);
   plan.operators = bert_operators(config, batch);

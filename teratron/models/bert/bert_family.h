@@ -8,6 +8,8 @@
 namespace teratron {
 
 Family bert_family();
+/// Trained on masked words of texts (models/bert/data/bert_texts.h); the binary head stays as it is.
+Family bert_family_on_texts();
 
 /// The plan of a BERT over batches of this schema (bert_schema()).
 ModelPlan bert_plan(const BertConfig& config, const BatchSchema& batch);

@@ -51,8 +51,8 @@ BertHeads::BertHeads(const Scope& root, const BertConfig& config, Parameter* wor
           {parallel.group})),
       output_bias_(output_bias(root, config, parallel.group)) {
   if (!config.binary_head) return;
-  const Scope binary = root / "binary_head";
-  binary_.emplace(Binary{ColumnLinear(root / "pooler" / "dense", square(config), replicated),
+  const Scope heads = config.learns_pairs ? root : root.frozen(), binary = heads / "binary_head";
+  binary_.emplace(Binary{ColumnLinear(heads / "pooler" / "dense", square(config), replicated),
                          binary.parameter("weight", {.shard = Shard::replicated({2, config.hidden}),
                                                      .init = weight_init(config)}),
                          binary.parameter("bias", {.shard = Shard::replicated({2}),

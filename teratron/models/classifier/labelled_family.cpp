@@ -8,27 +8,40 @@ bool has_classes(const Arguments& args) {
   return classifier_options(args).target == ClassifierTarget::one_of;
 }
 
+// --train-data and --valid-data, or what other trainings have.
+DataSources labelled_sources(const DataRequest& request) {
+  DataSources sources = data_sources(request);
+  const Arguments& args = request.args;
+  if (!args.train_data.empty()) sources.split_data_path[0] = args.train_data;
+  if (!args.valid_data.empty()) sources.split_data_path[1] = args.valid_data;
+  return sources;
+}
+
 Datasets labelled_datasets(LabelledForm form, const DataRequest& request) {
   const Arguments& args = request.args;
-  const auto make = [&](size_t split,
-                        const std::vector<std::string>& files) -> std::shared_ptr<const Dataset> {
-    if (files.empty() || request.samples[split] == 0) return nullptr;
+  const auto make = [&](size_t split, const std::vector<JsonLine>& lines) -> std::shared_ptr<const Dataset> {
+    if (lines.empty() || request.samples[split] == 0) return nullptr;
     const auto seed = static_cast<uint64_t>(args.seed);
     return std::make_shared<LabelledTexts>(
-        files, LabelledTextOptions{.form = form,
+        lines, LabelledTextOptions{.form = form,
                                    .sequence_length = args.seq_length.value(),
                                    .classes = has_classes(args) ? args.num_classes : 0,
                                    .samples = request.samples[split],
                                    .shuffle = split == 0 ? std::optional(seed) : std::nullopt,
                                    .tokenizer = request.tokenizer});
   };
-  return {make(0, args.train_data), make(1, args.valid_data), nullptr};
+  const auto lines = json_lines_of_splits(labelled_sources(request));
+  return {make(0, lines[0]), make(1, lines[1]), make(2, lines[2])};
+}
+
+bool names_files(const Arguments& args, const std::vector<std::string>& of_split) {
+  return !of_split.empty() || !args.data_path.empty() || args.data_args_path || args.per_split_data_args_path;
 }
 
 void check_labelled(const Arguments& args, std::vector<Problem>& problems) {
-  if (args.train_data.empty() && !args.skip_train)
+  if (args.train_data.empty() && !names_files(args, args.train_data_path) && !args.skip_train)
     problems.push_back({"no texts to train on are given", "--train-data", "Name a file of JSON lines"});
-  if (args.valid_data.empty() && args.skip_train)
+  if (args.valid_data.empty() && !names_files(args, args.valid_data_path) && args.skip_train)
     problems.push_back({"no texts to evaluate on are given", "--valid-data", "Name a file of JSON lines"});
   if (has_classes(args) && args.num_classes < 2)
     problems.push_back(

@@ -32,6 +32,7 @@ ChatTemplate chat_template(const Arguments& args) {
 // Before a model is built: without a template no conversation can be read. A tokenizer that cannot be read is
 // reported when it is loaded.
 void check_chat_template(const Arguments& args, std::vector<Problem>& problems) {
+  if (!args.tokenizer_type && !args.tokenizer_model && !args.vocab_file) return;  // what is wrong is its lack
   try {
     chat_template(args);
   } catch (const UserError& error) {
@@ -95,6 +96,7 @@ GPTMaskOptions gpt_masks(const Arguments& args) {
 Family gpt_family() {
   return {.name = "gpt",
           .summary = "decoder-only language models: GPT-2, Llama, Mistral, Qwen",
+          .example = "--model-preset gpt2 --mock-data",
           .settings = {.names = {"training", "gpt"}, .derive = derive_linear_attention},
           .check = check_gpt,
           .plan = plan,

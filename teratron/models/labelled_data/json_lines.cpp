@@ -4,12 +4,16 @@
 #include <atomic>
 #include <exception>
 #include <iterator>
+#include <map>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 
 #include "teratron/base/error.h"
+#include "teratron/data/blend.h"
+#include "teratron/data/splits.h"
 #include "teratron/data/text/line_reader.h"
 #include "teratron/tokenizer/chat/ordered_json.h"
 
@@ -61,6 +65,66 @@ std::vector<JsonLine> read_json_lines(const std::vector<std::string>& patterns) 
   }
   if (!files.empty()) append(all, array_elements(std::move(lines), files[file]));
   return all;
+}
+
+std::vector<std::string> json_files_of(const std::vector<std::string>& items) {
+  const Blend blend = parse_data_path(items);
+  if (blend.weights) {
+    throw config_error({.what = "files of conversations have no weights",
+                        .where = "--data-path",
+                        .fix = "Give the files only; all their conversations are used"});
+  }
+  return blend.prefixes;
+}
+
+std::array<std::vector<JsonLine>, 3> json_lines_of_splits(const DataSources& sources) {
+  std::vector<Problem> problems = source_problems(sources);
+  if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
+  std::array<std::vector<JsonLine>, 3> splits;
+  std::vector<JsonLine> shared;
+  if (!sources.data_path.empty()) shared = read_json_lines(json_files_of(sources.data_path));
+  const auto ranges = split_ranges(parse_split(sources.split), std::ssize(shared));
+  for (size_t split = 0; split < splits.size(); ++split) {
+    if (sources.samples[split] == 0) continue;
+    if (sources.data_path.empty()) {
+      const std::vector<std::string>& own = sources.split_data_path[split];
+      if (!own.empty()) splits[split] = read_json_lines(json_files_of(own));
+    } else if (ranges[split]) {
+      splits[split].assign(shared.begin() + ranges[split]->first, shared.begin() + ranges[split]->last);
+    }
+  }
+  if (sources.samples[0] != 0 && splits[0].empty()) {
+    throw data_error({.what = "the train split has no lines",
+                      .where = "--data-path",
+                      .fix = "Add data or change --split"});
+  }
+  return splits;
+}
+
+std::vector<Problem> problems_by_kind(std::vector<Problem> all) {
+  const auto kind = [](const Problem& problem) {
+    std::string key;
+    bool in_name = false;
+    for (const char c : problem.what) {
+      in_name = in_name != (c == '\'');
+      if (!in_name && std::string_view("0123456789.-").find(c) == std::string_view::npos) key += c;
+    }
+    return key;
+  };
+  std::vector<Problem> kinds;
+  std::map<std::string, std::pair<size_t, int64_t>> known;  // index in `kinds`, further ones
+  for (Problem& problem : all) {
+    const auto [found, is_new] = known.try_emplace(kind(problem), kinds.size(), 0);
+    if (is_new) {
+      kinds.push_back(std::move(problem));
+    } else {
+      ++found->second.second;
+    }
+  }
+  for (const auto& [key, place] : known) {
+    if (place.second > 0) kinds[place.first].what += fmt::format(" (and so in {} more places)", place.second);
+  }
+  return kinds;
 }
 
 void for_each_in_parallel(size_t count, const std::function<void(size_t)>& work) {

@@ -1,10 +1,14 @@
 // Training data as JSON lines: conversations, labelled texts.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <functional>
 #include <string>
 #include <vector>
+
+#include "teratron/base/error.h"
+#include "teratron/data/dataset_builder.h"
 
 namespace teratron {
 
@@ -14,9 +18,19 @@ struct JsonLine {
 };
 
 /// The lines of all files, which may be patterns and compressed, but blank ones; of a file that is one JSON
-/// array its elements. UserError(data) for files
-/// that cannot be read.
+/// array its elements.
+/// UserError(data) for files that cannot be read.
 std::vector<JsonLine> read_json_lines(const std::vector<std::string>& files);
+
+/// The files of --data-path or another of its flags. UserError(config) for weights, which lines have not.
+std::vector<std::string> json_files_of(const std::vector<std::string>& items);
+
+/// The lines of each split: its share of --data-path, or its own files. None of splits without samples.
+/// UserError(config) for contradictions, UserError(data) if the train split is asked for and has no lines.
+std::array<std::vector<JsonLine>, 3> json_lines_of_splits(const DataSources& sources);
+
+/// Problems that differ in numbers and quoted names alone are one, with a count.
+std::vector<Problem> problems_by_kind(std::vector<Problem> all);
 
 /// work(i) for all i below `count`, by several threads; the first exception is thrown again.
 void for_each_in_parallel(size_t count, const std::function<void(size_t)>& work);

@@ -5,7 +5,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/base/json.h"
-#include "teratron/models/labelled_data/json_lines.h"
+#include "teratron/models/labelled_data/plain_encoder.h"
 
 namespace teratron {
 
@@ -21,7 +21,10 @@ double label_of(const nlohmann::json& line, int64_t classes, const std::string& 
   if (!line.contains("label")) throw bad_label_line("the line has no \"label\"", where);
   const nlohmann::json& label = line["label"];
   if (!label.is_number())
-    throw bad_label_line(fmt::format("the label {} is not a number", printable(label.dump(), 60)), where);
+    throw bad_label_line(
+        fmt::format("the label '{}' is not a number",
+                    printable(label.is_string() ? label.get<std::string>() : label.dump(), 60)),
+        where);
   const auto number = label.get<double>();
   const bool is_class = number >= 0 && number < static_cast<double>(classes) && number == std::floor(number);
   if (classes > 0 && !is_class) {
@@ -37,12 +40,13 @@ double label_of(const nlohmann::json& line, int64_t classes, const std::string& 
 
 void LabelledTexts::write_bert(const nlohmann::json& line, const LabelledTextOptions& options, Text& text) {
   const SpecialTokens& special = options.tokenizer.special();
+  const PlainEncoder encoder(options.tokenizer);
   text.tokens = {*special.cls};
-  options.tokenizer.encode(line.at("text").get<std::string>(), text.tokens);
+  encoder.encode(line.at("text").get<std::string>(), text.tokens);
   text.tokens.push_back(*special.sep);
   text.types_begin = std::ssize(text.tokens);
   if (!line.contains("text_b")) return;
-  options.tokenizer.encode(line.at("text_b").get<std::string>(), text.tokens);
+  encoder.encode(line.at("text_b").get<std::string>(), text.tokens);
   text.tokens.push_back(*special.sep);
 }
 
@@ -76,7 +80,7 @@ LabelledTexts::Text LabelledTexts::read(const std::string& line, const std::stri
   return text;
 }
 
-LabelledTexts::LabelledTexts(const std::vector<std::string>& files, const LabelledTextOptions& options)
+LabelledTexts::LabelledTexts(const std::vector<JsonLine>& lines, const LabelledTextOptions& options)
     : form_(options.form),
       has_classes_(options.classes > 0),
       pad_(options.tokenizer.special().pad.value_or(0)) {
@@ -86,10 +90,6 @@ LabelledTexts::LabelledTexts(const std::vector<std::string>& files, const Labell
                         .where = "--tokenizer-type",
                         .fix = "Use BertWordPieceLowerCase or BertWordPieceCase"});
   }
-  const std::vector<JsonLine> lines = read_json_lines(files);
-  if (lines.empty())
-    throw data_error(
-        {.what = "the file has no lines", .where = files.at(0), .fix = "Give it labelled texts"});
   texts_.resize(lines.size());
   std::vector<std::vector<Problem>> problems(lines.size());
   for_each_in_parallel(lines.size(), [&](size_t i) {
@@ -101,7 +101,7 @@ LabelledTexts::LabelledTexts(const std::vector<std::string>& files, const Labell
   });
   std::vector<Problem> all;
   for (const std::vector<Problem>& each : problems) all.insert(all.end(), each.begin(), each.end());
-  if (!all.empty()) throw UserError(ExitCode::data, std::move(all));
+  if (!all.empty()) throw UserError(ExitCode::data, problems_by_kind(std::move(all)));
   order_.emplace(EpochOrder::Options{
       .count = std::ssize(texts_), .samples = options.samples, .shuffle = options.shuffle});
   const auto cut = std::ranges::count_if(texts_, &Text::is_cut);

@@ -15,6 +15,7 @@
 
 #include "teratron/data/dataset.h"
 #include "teratron/data/epoch_order.h"
+#include "teratron/models/labelled_data/json_lines.h"
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {
@@ -38,9 +39,9 @@ struct LabelledTextOptions {
 /// that ends all.
 class LabelledTexts : public Dataset {
  public:
-  /// UserError(data) lists every problem of every line, UserError(config) if the tokenizer has no [CLS] or
-  /// [SEP].
-  LabelledTexts(const std::vector<std::string>& files, const LabelledTextOptions& options);
+  /// UserError(data) has each kind of problem once, with a count; UserError(config) if the tokenizer has no
+  /// [CLS] or [SEP].
+  LabelledTexts(const std::vector<JsonLine>& lines, const LabelledTextOptions& options);
 
   int64_t size() const override { return order_->size(); }
   void get(int64_t i, const Sample& sample) const override;

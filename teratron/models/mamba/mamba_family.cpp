@@ -217,6 +217,7 @@ Family mamba_family() {
   Family family = gpt_family();
   family.name = "mamba";
   family.summary = "layers of Mamba-2, alone or mixed with attention, MLPs and experts: Mamba-2, Nemotron-H";
+  family.example = "--hybrid-layer-pattern M-M*- --hidden-size 256 --num-attention-heads 4 --mock-data";
   family.settings = {.names = {"training", "mamba", "gpt"},
                      .required = {{"num_layers", "the number of layers, or --hybrid-layer-pattern"},
                                   {"hidden_size", "the hidden size of the model"},

@@ -2,6 +2,7 @@
 
 #include "teratron/models/hybrid_flags.h"
 #include "teratron/models/t5/data/t5_dataset.h"
+#include "teratron/models/t5/data/t5_pairs.h"
 #include "teratron/models/t5/t5.h"
 #include "teratron/models/t5/t5_inference.h"
 #include "teratron/models/t5/t5_operators.h"
@@ -94,6 +95,21 @@ ModelPlan plan_of(const Arguments& args, int64_t vocabulary) {
   return plan;
 }
 
+OverlongPairs overlong_pairs(const std::string& choice) {
+  if (choice == "truncate") return OverlongPairs::truncate;
+  return choice == "drop" ? OverlongPairs::drop : OverlongPairs::error;
+}
+
+Datasets datasets_of(const DataRequest& request) {
+  const Arguments& args = request.args;
+  if (!args.sft) return build_t5_datasets(t5_data_options(request));
+  return build_t5_pairs(data_sources(request), {.encoder_length = args.seq_length.value(),
+                                                .decoder_length = args.decoder_seq_length.value(),
+                                                .overlong = overlong_pairs(args.sft_overlong),
+                                                .shuffle = static_cast<uint64_t>(args.seed),
+                                                .tokenizer = request.tokenizer});
+}
+
 std::vector<Channel> channels_of(const T5Config& config) {
   const int64_t source = config.encoder.layers, all = source + config.decoder.layers;
   Channel encoding = hidden_channel("hidden", "encoder_index", config.encoder);
@@ -113,6 +129,8 @@ std::vector<Channel> channels_of(const T5Config& config) {
 Family t5_family() {
   return {.name = "t5",
           .summary = "encoders and decoders trained to restore spans of text: T5",
+          .example =
+              "--num-layers 2 --hidden-size 256 --num-attention-heads 4 --decoder-seq-length 64 --mock-data",
           .settings = {.names = {"training", "t5"},
                        .tokenizer_type = "BertWordPieceLowerCase",
                        .required = {{"encoder_num_layers", "the number of transformer layers"},
@@ -123,7 +141,8 @@ Family t5_family() {
                        .derive = derive_towers},
           .check = check_t5,
           .plan = plan_of,
-          .datasets = [](const DataRequest& request) { return build_t5_datasets(t5_data_options(request)); }};
+          .datasets = datasets_of,
+          .learns_conversations = true};
 }
 
 ModelPlan t5_plan(const T5Config& config, const BatchSchema& batch) {

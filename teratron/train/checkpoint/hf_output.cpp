@@ -1,5 +1,6 @@
 #include "teratron/train/checkpoint/hf_output.h"
 
+#include <algorithm>
 #include <system_error>
 
 #include "teratron/base/log.h"
@@ -13,6 +14,28 @@
 #include "teratron/train/checkpoint/adapters.h"
 
 namespace teratron {
+
+namespace {
+
+std::map<std::string, Dtype> dtypes_of(const std::string& hf_folder) {
+  std::map<std::string, Dtype> dtypes;
+  const WeightFiles files(hf_folder);
+  for (const auto& [name, tensor] : files.tensors()) {
+    if (tensor.dtype == Dtype::f32 || tensor.dtype == Dtype::f16 || tensor.dtype == Dtype::bf16)
+      dtypes[name] = tensor.dtype;
+  }
+  return dtypes;
+}
+
+// For tensors that the folder has not, such as a new head.
+std::optional<Dtype> most_frequent(const std::map<std::string, Dtype>& dtypes) {
+  std::map<Dtype, size_t> counts;
+  for (const auto& [name, dtype] : dtypes) ++counts[dtype];
+  const auto most = std::ranges::max_element(counts, {}, [](const auto& count) { return count.second; });
+  return most == counts.end() ? std::nullopt : std::optional(most->first);
+}
+
+}  // namespace
 
 void HfOutput::check(bool finished) {
   const auto due = [finished](const std::optional<std::string>& folder) {
@@ -28,6 +51,7 @@ void HfOutput::check_model() {
   run_on_rank_0(run_.ranks(), [&]() -> std::string {
     const std::string& folder = *run_.args.hf_out;
     check_export({.path = folder, .config = run_.config, .tensors = tensors}, folder);
+    if (run_.args.hf) dtypes_ = dtypes_of(*run_.args.hf);
     const HfTokenizer tokenizer = hf_tokenizer(tokenizer_options(run_.args));
     if (!tokenizer.missing.empty())
       notice("--hf-out: the folder will have no tokenizer: {}", tokenizer.missing);
@@ -69,7 +93,10 @@ void HfOutput::with_checkpoint(const std::filesystem::path& output,
 void HfOutput::write_model() {
   const std::filesystem::path folder = *run_.args.hf_out;
   with_checkpoint(folder, [&](const CheckpointSource& weights) {
-    const HfExport request{.destination = folder, .tokenizer = hf_tokenizer(tokenizer_options(run_.args))};
+    const HfExport request{.destination = folder,
+                           .dtype = most_frequent(dtypes_),
+                           .dtype_of = dtypes_,
+                           .tokenizer = hf_tokenizer(tokenizer_options(run_.args))};
     const ConversionReport report = run_.engine.options().lora
                                         ? export_hf(MergedLora(weights, saved_adapters(weights)), request)
                                         : export_hf(weights, request);

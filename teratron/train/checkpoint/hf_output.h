@@ -3,11 +3,15 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
+#include <string>
 
 #include "teratron/train/checkpoint/checkpoint_saver.h"
 
 namespace teratron {
 
+/// Weights that began as those of a Hugging Face folder (--hf) are written in its dtypes, others in those of
+/// a checkpoint.
 /// Collective over the mesh.
 class HfOutput {
  public:
@@ -35,6 +39,7 @@ class HfOutput {
 
   const CheckpointedRun& run_;
   CheckpointSaver& saver_;
+  std::map<std::string, Dtype> dtypes_;  // on rank 0, of the weights in --hf by their names
 };
 
 }  // namespace teratron

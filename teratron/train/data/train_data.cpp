@@ -124,15 +124,17 @@ Arguments with_epochs(const TrainContext& context, const Family& family, TrainEp
     return args;
   }
   int64_t samples = 0;
-  if (__builtin_mul_overflow(per_epoch, *args.num_train_epochs, &samples) ||
-      samples < *args.global_batch_size) {
+  if (__builtin_mul_overflow(per_epoch, *args.num_train_epochs, &samples) || samples == 0) {
     throw config_error(
         {.what = fmt::format("num_train_epochs = {} of {} samples is not a number of steps of {} samples",
                              *args.num_train_epochs, per_epoch, *args.global_batch_size),
          .where = "--num-train-epochs",
          .fix = "Use more data, or another number of epochs"});
   }
-  resolved.train_iters = samples / *args.global_batch_size;
+  resolved.train_iters = std::max<int64_t>(1, samples / *args.global_batch_size);
+  if (samples < *args.global_batch_size && context.mesh.rank() == 0)
+    notice("{} epochs of {} samples are less than a step of {}: one step is taken", *args.num_train_epochs,
+           per_epoch, *args.global_batch_size);
   if (!resolved.lr_decay_iters) resolved.lr_decay_iters = resolved.train_iters;
   return resolved;
 }

@@ -9,9 +9,7 @@
 
 namespace teratron {
 
-namespace {
-
-void check(const BertDataOptions& options) {
+void check_bert_data(const BertDataOptions& options) {
   std::vector<Problem> problems = source_problems(options.sources);
   const MaskedDatasetOptions& samples = options.samples;
   std::vector<std::string_view> missing;
@@ -34,6 +32,8 @@ void check(const BertDataOptions& options) {
   if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
 }
 
+namespace {
+
 SampleMappingOptions mapping_options(const BertDataOptions& options, std::optional<int64_t> samples) {
   const MaskedDatasetOptions& own = options.samples;
   SampleMappingOptions mapping{.max_length = own.sequence_length - bert_special_tokens,
@@ -48,7 +48,7 @@ SampleMappingOptions mapping_options(const BertDataOptions& options, std::option
 }  // namespace
 
 Datasets build_bert_datasets(const BertDataOptions& options) {
-  check(options);
+  check_bert_data(options);
   const auto make = [&options](const DatasetPart& part) -> std::shared_ptr<const Dataset> {
     IndexArray mapping =
         cached_sample_mapping(*part.data, part.range, mapping_options(options, part.samples), options.cache);

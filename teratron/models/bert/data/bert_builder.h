@@ -14,8 +14,11 @@ struct BertDataOptions {
   IndexCache cache = {};  // of sample mappings
 };
 
+/// UserError(config) for contradictions, and for a tokenizer without [CLS], [SEP], [MASK] or [PAD].
+void check_bert_data(const BertDataOptions& options);
+
 /// Documents are divided into splits, sentences of a document make up samples (masked_data/). UserError(data)
-/// for data without sentence pairs, UserError(config) for a tokenizer without [CLS], [SEP], [MASK] or [PAD].
+/// for data without sentence pairs, UserError(config) as check_bert_data().
 Datasets build_bert_datasets(const BertDataOptions& options);
 
 }  // namespace teratron

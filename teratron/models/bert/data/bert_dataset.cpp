@@ -23,7 +23,9 @@ void fill_predictions(const BertSample& from, const Sample& to) {
   }
 }
 
-void fill_columns(const BertSample& from, const Sample& to) {
+}  // namespace
+
+void fill_bert_columns(const BertSample& from, const Sample& to) {
   std::ranges::copy(from.text, to.i64("tokens").begin());
   if (to.has("types")) std::copy_n(from.types.begin(), from.tokens, to.i64("types").begin());
   if (to.has("segment_start"))
@@ -32,8 +34,6 @@ void fill_columns(const BertSample& from, const Sample& to) {
   fill_predictions(from, to);
   if (to.has("is_random")) to.i64("is_random")[0] = from.is_random ? 1 : 0;
 }
-
-}  // namespace
 
 int64_t most_predictions(int64_t sequence_length, double masking_probability) {
   const int64_t longest = sequence_length - bert_special_tokens;
@@ -66,7 +66,7 @@ BatchSchema bert_schema(const BertSchemaOptions& options) {
 }
 
 void BertSamples::get(int64_t i, const Sample& sample) const {
-  fill_columns(samples_.get(i), sample);
+  fill_bert_columns(samples_.get(i), sample);
 }
 
 MockBertDataset::MockBertDataset(int64_t samples, MaskedDatasetOptions options)
@@ -94,7 +94,7 @@ void MockBertDataset::get(int64_t i, const Sample& sample) const {
   if (pair.is_random) std::swap(a, b);
   join_pair(pair, a, b, options_);
   mask_pair(pair, length, options_, random);
-  fill_columns(pair, sample);
+  fill_bert_columns(pair, sample);
 }
 
 std::string MockBertDataset::describe() const {

@@ -23,6 +23,9 @@ struct BertSchemaOptions {
 /// swapped).
 BatchSchema bert_schema(const BertSchemaOptions& options);
 
+/// Fills those of the columns that the schema has.
+void fill_bert_columns(const BertSample& from, const Sample& to);
+
 /// Samples of Megatron-LM's BertDataset.
 class BertSamples : public Dataset {
  public:

@@ -1,11 +1,9 @@
 // From files of JSON lines to rows of conversations.
 #include <algorithm>
-#include <map>
 #include <numeric>
 
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
-#include "teratron/data/blend.h"
 #include "teratron/data/text/line_reader.h"
 #include "teratron/data/torch_randperm.h"
 #include "teratron/models/gpt/sft/sft_dataset.h"
@@ -14,16 +12,6 @@
 namespace teratron {
 
 namespace {
-
-std::vector<std::string> files_of(const std::vector<std::string>& items) {
-  const Blend blend = parse_data_path(items);
-  if (blend.weights) {
-    throw config_error({.what = "files of conversations have no weights",
-                        .where = "--data-path",
-                        .fix = "Give the files only; all their conversations are used"});
-  }
-  return blend.prefixes;
-}
 
 // The conversations of one line.
 struct TokenizedLine {
@@ -45,33 +33,6 @@ TokenizedLine tokenize_line(const JsonLine& line, const SftDataOptions& options)
   return result;
 }
 
-// Problems that differ in numbers and names only are one, with a count.
-std::vector<Problem> by_kind(std::vector<Problem> all) {
-  const auto kind = [](const Problem& problem) {
-    std::string key;
-    bool in_name = false;
-    for (const char c : problem.what) {
-      in_name = in_name != (c == '\'');
-      if (!in_name && (c < '0' || c > '9')) key += c;
-    }
-    return key;
-  };
-  std::vector<Problem> kinds;
-  std::map<std::string, std::pair<size_t, int64_t>> known;  // index in `kinds`, further ones
-  for (Problem& problem : all) {
-    const auto [found, is_new] = known.try_emplace(kind(problem), kinds.size(), 0);
-    if (is_new) {
-      kinds.push_back(std::move(problem));
-    } else {
-      ++found->second.second;
-    }
-  }
-  for (const auto& [key, place] : known) {
-    if (place.second > 0) kinds[place.first].what += fmt::format(" (and so in {} more places)", place.second);
-  }
-  return kinds;
-}
-
 std::vector<TokenizedLine> tokenize_lines(std::span<const JsonLine> lines, const SftDataOptions& options,
                                           IndexProgress& progress) {
   std::vector<TokenizedLine> all(lines.size());
@@ -82,7 +43,7 @@ std::vector<TokenizedLine> tokenize_lines(std::span<const JsonLine> lines, const
   std::vector<Problem> problems;
   for (const TokenizedLine& each : all)
     problems.insert(problems.end(), each.problems.begin(), each.problems.end());
-  if (!problems.empty()) throw UserError(ExitCode::data, by_kind(std::move(problems)));
+  if (!problems.empty()) throw UserError(ExitCode::data, problems_by_kind(std::move(problems)));
   return all;
 }
 
@@ -106,7 +67,7 @@ class RowBuilder {
     for (TokenizedLine& line : lines) {
       options_.packing == SftPacking::lines ? add_line(line) : add_conversations(line);
     }
-    if (!problems_.empty()) throw UserError(ExitCode::data, by_kind(std::move(problems_)));
+    if (!problems_.empty()) throw UserError(ExitCode::data, problems_by_kind(std::move(problems_)));
     if (options_.packing == SftPacking::best_fit) pack();
     return {.numbers = {{"report", report()}}, .arrays = arrays()};
   }
@@ -283,14 +244,14 @@ Datasets build_sft_datasets(const SftDataOptions& options) {
   if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
   std::array<std::shared_ptr<const Dataset>, 3> built;
   std::optional<SplitLines> shared;
-  if (!sources.data_path.empty()) shared.emplace(files_of(sources.data_path));
+  if (!sources.data_path.empty()) shared.emplace(json_files_of(sources.data_path));
   const std::array<double, 3> shares = parse_split(sources.split);
   for (size_t split = 0; split < built.size(); ++split) {
     if (sources.samples[split] == 0) continue;
     if (shared && shares[split] != 0) {
       built[split] = build_split(*shared, split, shares, options);
     } else if (!shared && !sources.split_data_path[split].empty()) {
-      SplitLines lines(files_of(sources.split_data_path[split]));
+      SplitLines lines(json_files_of(sources.split_data_path[split]));
       built[split] = build_split(lines, split, {}, options);
     }
   }
