@@ -75,6 +75,7 @@ Field json_field(Options& options) {
 CommandLine command_line(const char* name, const char* summary, Options& options,
                          const std::vector<Field>& own, const std::string& shapes) {
   return {.name = name,
+          .example = fmt::format("{} --shape gpt2-124m --precision bf16", name),
           .usage = "[--shape NAME] [FLAGS]",
           .summary = summary,
           .fields = joined({bound_field("shape", &options.shape, "Model shape, listed below"),

@@ -290,6 +290,7 @@ int inspect_command(Args args) {
   const Field prefix = bound_field("prefixes", &prefixes, "Paths without .bin and .idx", some_prefixes);
   if (!read_command(
           {.name = "teratron data inspect",
+           .example = "teratron data inspect my_text_document",
            .usage = "PREFIX... [FLAGS]",
            .summary = "Show sizes, element type, lengths and the first document (with tokenizer flags as "
                       "text).",
@@ -306,6 +307,7 @@ int verify_command(Args args) {
   std::optional<int64_t> vocab_size;
   if (!read_command(
           {.name = "teratron data verify",
+           .example = "teratron data verify my_text_document",
            .usage = "PREFIX... [--vocab-size N]",
            .summary = "Check every index entry.",
            .fields = {bound_field("prefixes", &prefixes, "Paths without .bin and .idx", some_prefixes),
@@ -324,6 +326,7 @@ int sample_command(Args args) {
       bound_field("document", &flags.document, "First document to print"),
       bound_field("count", &flags.count, "Number of documents", {.min = 1})};
   if (!read_command({.name = "teratron data sample",
+                     .example = "teratron data sample my_text_document --count 3",
                      .usage = "PREFIX [FLAGS]",
                      .summary = "Print documents: ids, or text with tokenizer flags.",
                      .fields = joined(own, flags.tokenizer.fields())},
@@ -336,6 +339,7 @@ int sample_command(Args args) {
 int indices_command(Args args) {
   PartFlags flags;
   if (!read_command({.name = "teratron data indices",
+                     .example = "teratron data indices my_text_document --seq-length 1024 --num-samples 100",
                      .usage = "PREFIX --seq-length N [FLAGS]",
                      .summary = "Write the index arrays of a GPT dataset as .npy.",
                      .fields = flags.fields({.min = 1, .max = INT32_MAX, .required = true})},
@@ -352,6 +356,7 @@ int mapping_command(Args args) {
   const std::vector<Field> own = {bound_setting("short_seq_prob", &flags.settings), pairs};
   if (!read_command(
           {.name = "teratron data mapping",
+           .example = "teratron data mapping my_text_sentence --seq-length 512 --num-samples 100",
            .usage = "PREFIX... --seq-length N [FLAGS]",
            .summary = "Write the sample mapping of a BERT dataset, or of each in a blend, as .npy.",
            .fields = joined(
@@ -371,7 +376,7 @@ int data_command(std::span<const std::string> args) {
       {"sample", "print documents", sample_command},
       {"indices", "write the index arrays of a GPT dataset", indices_command},
       {"mapping", "write the sample mapping of a BERT dataset", mapping_command}};
-  return run_subcommand("teratron data", subcommands, args);
+  return run_subcommand({"teratron data", "teratron data inspect my_text_document"}, subcommands, args);
 }
 
 }  // namespace teratron

@@ -39,7 +39,10 @@ void print_gpus() {
 }  // namespace
 
 int env_command(std::span<const std::string> args) {
-  if (!read_command({.name = "teratron env", .summary = "Show versions, devices and build options."}, args))
+  if (!read_command({.name = "teratron env",
+                     .example = "teratron env",
+                     .summary = "Show versions, devices and build options."},
+                    args))
     return 0;
   print("teratron      {}", TERATRON_VERSION);
   print("built         {}, {}", TERATRON_BUILD_TYPE, TERATRON_COMPILER);

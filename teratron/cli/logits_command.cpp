@@ -174,6 +174,7 @@ int logits_command(std::span<const std::string> args, const Registry& registry) 
   Arguments defaults;
   CommandLine line = {
       .name = "teratron logits",
+      .example = "teratron logits --hf DIR --input ids.txt --output logits.safetensors",
       .usage = "(--load DIR | --hf DIR) --input FILE --output FILE.safetensors [FLAGS]",
       .summary = "Compute the logits of token ids in fp32.",
       .fields = {bound_field("input", &options.input,
@@ -182,7 +183,10 @@ int logits_command(std::span<const std::string> args, const Registry& registry) 
                  bound_field("output", &options.output, "Safetensors file to write", {.required = true}),
                  bound_field("output_bert_embeddings", &options.bert_embeddings,
                              "Write the mean hidden state of each text's inner tokens instead, [B, H]")},
-      .others = OtherArguments::collected};
+      .others = OtherArguments::collected,
+      .main_flags = {"--load", "--hf", "--input", "--output", "--output-bert-embeddings", "--lora",
+                     "--ckpt-step", "--tensor-model-parallel-size", "--pipeline-model-parallel-size",
+                     "--context-parallel-size", "--device", "--config-file"}};
   for (const Field& field : arguments_schema().fields()) {
     if (is_for(field, program.names)) line.collected.push_back(bound_setting(field.name, &defaults));
   }

@@ -32,6 +32,7 @@ int merge_command(std::span<const std::string> args) {
   std::vector<std::string> inputs;
   std::string output;
   if (!read_command({.name = "teratron merge",
+                     .example = "teratron merge --input shards --output-prefix all",
                      .usage = "--input PREFIX... --output-prefix PREFIX",
                      .summary = "Concatenate indexed datasets.",
                      .fields = {bound_field("input", &inputs,

@@ -153,11 +153,18 @@ void show_progress(const PreprocessProgress& progress, bool terminal) {
 
 int preprocess_command(std::span<const std::string> args) {
   Flags flags;
-  if (!read_command({.name = "teratron preprocess",
-                     .usage = "--input FILE... --output-prefix PREFIX --tokenizer-type TYPE [FLAGS]",
-                     .summary = "Convert JSON lines or plain text to an indexed dataset.",
-                     .fields = fields_of(flags)},
-                    args))
+  if (!read_command(
+          {.name = "teratron preprocess",
+           .example = "teratron preprocess --input text.jsonl --output-prefix my --append-eod --workers 8 "
+                      "\\\n    --tokenizer-type HuggingFaceTokenizer --tokenizer-model DIR",
+           .usage = "--input FILE... --output-prefix PREFIX --tokenizer-type TYPE [FLAGS]",
+           .summary = "Convert JSON lines or plain text to an indexed dataset.",
+           .fields = fields_of(flags),
+           .main_flags = {"--input", "--output-prefix", "--json-keys", "--append-eod", "--split-sentences",
+                          "--keep-newlines", "--lang", "--workers", "--partitions", "--block-size",
+                          "--max-bad", "--log-interval", "--tokenizer-type", "--tokenizer-model",
+                          "--vocab-file", "--merge-file", "--vocab-extra-ids", "--vocab-size"}},
+          args))
     return static_cast<int>(ExitCode::ok);
   resolve(flags);
   const auto tokenizer = build_tokenizer(flags.tokenizer.options());

@@ -206,6 +206,7 @@ int train_command(Args args) {
   TrainFlags flags;
   if (!read_command(
           {.name = "teratron tokenizer train",
+           .example = "teratron tokenizer train --input text.jsonl --vocab-size 32768 --output my-tokenizer",
            .usage = "--input FILE... --vocab-size N --output FOLDER [FLAGS]",
            .summary = "Learn a byte-level BPE vocabulary from text.",
            .fields = {bound_field("input", &flags.inputs, "Text files, or JSON lines (*.jsonl, *.json)",
@@ -257,6 +258,8 @@ int encode_command(Args args) {
   };
   return TokenizerCommand{
       {.name = "teratron tokenizer encode",
+       .example =
+           "teratron tokenizer encode --tokenizer-type HuggingFaceTokenizer --tokenizer-model DIR < text.txt",
        .usage = "--tokenizer-type TYPE [FLAGS]",
        .summary = "Convert text from stdin to ids, one document per line.",
        .fields = {bound_field("document", &flags.whole_document, "Treat all of stdin as one document"),
@@ -270,16 +273,20 @@ int encode_command(Args args) {
 int decode_command(Args args) {
   return TokenizerCommand{
       {.name = "teratron tokenizer decode",
+       .example =
+           "teratron tokenizer decode --tokenizer-type HuggingFaceTokenizer --tokenizer-model DIR < ids.txt",
        .usage = "--tokenizer-type TYPE [FLAGS]",
        .summary = "Convert ids from stdin to text, one document per line."},
       [](const Tokenizer& tokenizer, const TokenizerOptions&) { decode(tokenizer); }}(args);
 }
 
 int info_command(Args args) {
-  return TokenizerCommand{{.name = "teratron tokenizer info",
-                           .usage = "--tokenizer-type TYPE [FLAGS]",
-                           .summary = "Show vocabulary sizes and special tokens."},
-                          info}(args);
+  return TokenizerCommand{
+      {.name = "teratron tokenizer info",
+       .example = "teratron tokenizer info --tokenizer-type HuggingFaceTokenizer --tokenizer-model DIR",
+       .usage = "--tokenizer-type TYPE [FLAGS]",
+       .summary = "Show vocabulary sizes and special tokens."},
+      info}(args);
 }
 
 }  // namespace
@@ -291,7 +298,10 @@ int tokenizer_command(std::span<const std::string> args) {
       {"decode", "convert ids from stdin to text", decode_command},
       {"info", "show vocabulary sizes and special tokens", info_command},
       {"chat", "print conversations as a chat template writes them", chat_command}};
-  return run_subcommand("teratron tokenizer", subcommands, args);
+  return run_subcommand(
+      {"teratron tokenizer",
+       "teratron tokenizer train --input text.jsonl --vocab-size 32768 --output my-tokenizer"},
+      subcommands, args);
 }
 
 }  // namespace teratron

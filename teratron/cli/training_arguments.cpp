@@ -6,8 +6,8 @@
 #include <fmt/ranges.h>
 
 #include "teratron/base/config/command_line.h"
+#include "teratron/base/config/help_view.h"
 #include "teratron/base/strings.h"
-#include "teratron/cli/help_view.h"
 #include "teratron/hf/architecture.h"
 #include "teratron/hf/peft.h"
 #include "teratron/megatron/load_source.h"
@@ -161,44 +161,66 @@ std::string training_help(std::string_view command, const JobModel& model) {
   return arguments_help({usage, program.names}, fields, defaults);
 }
 
+namespace {
+
+// The flags of the short --help: of the family's own only what it cannot do without.
+std::vector<std::string> main_flags(std::string_view command, const JobModel& model) {
+  std::vector<std::string> flags = {"--hf",
+                                    "--load",
+                                    "--seq-length",
+                                    "--decoder-seq-length",
+                                    "--data-path",
+                                    "--micro-batch-size",
+                                    "--lr",
+                                    "--global-batch-size",
+                                    "--bf16",
+                                    "--train-iters",
+                                    "--save",
+                                    "--num-train-epochs",
+                                    "--eval-iters",
+                                    "--tensor-model-parallel-size",
+                                    "--pipeline-model-parallel-size",
+                                    "--config-file",
+                                    "--save-interval",
+                                    "--log-interval"};
+  const std::vector<std::string> pretraining = {
+      "--model-preset",         "--num-layers", "--hidden-size",    "--num-attention-heads",
+      "--hybrid-layer-pattern", "--mock-data",  "--tokenizer-type", "--tokenizer-model"};
+  const std::vector<std::string> finetuning = {"--pretrained-checkpoint", "--lora-rank", "--chat-template",
+                                               "--hf-out", "--lora-out"};
+  const std::vector<std::string> labels = {
+      "--task",   "--num-classes", "--train-data",           "--valid-data",
+      "--hf-out", "--lora-rank",   "--pretrained-checkpoint"};
+  const bool has_labels = model.family.name.ends_with("_classifier");
+  const bool finetunes = command.starts_with("finetune");
+  const auto& more = has_labels ? labels : finetunes ? finetuning : pretraining;
+  flags.insert(flags.end(), more.begin(), more.end());
+  for (const Field& field : model.registry.fields) flags.push_back(flag_of(field.name));
+  return flags;
+}
+
+std::string example_of(std::string_view command, const JobModel& model) {
+  if (command.starts_with("pretrain")) {
+    const std::string line = fmt::format("teratron {} {}", command, model.family.example);
+    return line.size() <= 96 ? line : fmt::format("teratron {} \\\n  {}", command, model.family.example);
+  }
+  const bool has_labels = model.family.name.ends_with("_classifier");
+  return fmt::format(
+      "teratron {} {} FILE{} \\\n"
+      "  --seq-length 128 --micro-batch-size 1 --train-iters 100 --lr 1e-5 --eval-iters 0 --hf-out TUNED",
+      command, has_labels ? "--task classification --hf DIR --train-data" : "--hf DIR --data-path",
+      model.family.name == "t5" ? " --decoder-seq-length 128" : "");
+}
+
+}  // namespace
+
 std::string training_help_view(std::string_view command, const JobModel& model,
                                std::span<const std::string> args) {
-  HelpPage page{
-      .command = fmt::format("teratron {}", command),
-      .full = training_help(command, model),
-      .main_flags = {"--hf",
-                     "--load",
-                     "--model-preset",
-                     "--num-layers",
-                     "--hidden-size",
-                     "--num-attention-heads",
-                     "--seq-length",
-                     "--data-path",
-                     "--mock-data",
-                     "--tokenizer-type",
-                     "--tokenizer-model",
-                     "--micro-batch-size",
-                     "--global-batch-size",
-                     "--lr",
-                     "--train-iters",
-                     "--num-train-epochs",
-                     "--bf16",
-                     "--tensor-model-parallel-size",
-                     "--pipeline-model-parallel-size",
-                     "--save",
-                     "--save-interval",
-                     "--log-interval",
-                     "--eval-interval",
-                     "--config-file",
-                     "--train-data",
-                     "--valid-data",
-                     "--num-classes"},
-      .example =
-          model.family.name == "gpt" && command.starts_with("pretrain")
-              ? "teratron pretrain gpt --model-preset gpt2 --mock-data"
-              : fmt::format("teratron {} --hf DIR --data-path FILE --seq-length 512 --lr 1e-5", command)};
-  for (const Field& field : model.registry.fields) page.main_flags.push_back(flag_of(field.name));
-  return help_view(page, args);
+  return help_view({.command = fmt::format("teratron {}", command),
+                    .full = training_help(command, model),
+                    .main_flags = main_flags(command, model),
+                    .example = example_of(command, model)},
+                   args);
 }
 
 }  // namespace teratron

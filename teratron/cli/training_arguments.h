@@ -28,7 +28,7 @@ ParsedArguments pretrain_arguments(std::span<const std::string> args, int64_t wo
                                    const JobModel& model, const ValidateOptions& options = {});
 /// Text of --help: the flags of the family and of the program. `command`: "pretrain gpt".
 std::string training_help(std::string_view command, const JobModel& model);
-/// The part of it that the arguments ask for (cli/help_view.h); of --help alone the flags that matter.
+/// The part of it that the arguments ask for (base/config/help_view.h); of --help alone the main flags.
 std::string training_help_view(std::string_view command, const JobModel& model,
                                std::span<const std::string> args);
 

@@ -368,6 +368,8 @@ std::optional<LaunchOptions> read_launch_options(std::span<const std::string> ar
   LaunchSettings settings;
   const std::optional<std::vector<std::string>> command = read_command(
       {.name = "teratron launch",
+       .example =
+           "teratron launch --nproc-per-node 8 -- pretrain gpt --model-preset llama3-8b --mock-data --tp 8",
        .usage = "[FLAGS] -- COMMAND...",
        .summary = "Start the ranks of a job: teratron launch --nproc-per-node 2 -- pretrain gpt FLAGS...",
        .fields = fields_of(settings),

@@ -12,8 +12,13 @@ pytestmark = needs_binary
 INFERENCE = {"generate", "serve", "eval", "logits"}
 
 
+# Commands whose --help is a page that lists what follows them, without --help-all.
+PAGES = {"", "pretrain", "finetune", "data", "tokenizer", "ckpt"}
+OTHERS = {"generate", "serve", "chat"}
+
+
 def help_of(command):
-    whole = "--help-all" if command.startswith(("pretrain ", "finetune ")) else "--help"  # --help alone shows a part
+    whole = "--help" if command in PAGES or command.split(" ")[0] in OTHERS else "--help-all"  # --help alone shows a part
     return teratron(*command.split(), whole).stdout
 
 
@@ -83,6 +88,43 @@ def test_shapes_that_generate(helps):
         assert "gpt2-124m" in helps[f"bench {command}"] and "bert-large" not in helps[f"bench {command}"]
         message(teratron("bench", command, "--shape", "bert-large", code=2), "--shape", "bert-large does not generate", "gpt2-124m")
     assert "--json" not in helps["bench serve"]
+
+
+def test_help_fits_a_screen(helps):
+    """At most 60 lines of 110 columns, 25 flags, and an example that is a command."""
+    def check(command):
+        page = teratron(*command.split(), "--help").stdout
+        lines = page.splitlines()
+        assert lines[0].startswith("usage: teratron"), command
+        assert len(lines) <= 60 and max(map(len, lines)) <= 110, (command, len(lines), max(lines, key=len))
+        assert len([names for names, _ in rows(page)]) <= 25, command
+        example = re.search(rf"^example:\n  teratron {command}", page, re.M)
+        assert example, command
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(check, sorted(command for command in {"", *helps} if not {*command.split()} & OTHERS and not re.search(r"--(?!task)", command))))
+
+
+def test_examples_of_help_train():
+    """As printed, but for the number of steps."""
+    for family in ("gpt", "bert", "t5", "mamba"):
+        page = teratron("pretrain", family, "--help").stdout.replace("\\\n", "")
+        example = re.search(r"^example:\n  teratron (.*)$", page, re.M)[1]
+        short = ["--train-iters", 1, "--eval-iters", 0, "--device", "cpu", "--seq-length", 64, *(["--num-layers", 1] if family == "gpt" else [])]
+        assert "iteration        1/" in teratron(*example.split(), *short).stdout
+
+
+def test_short_help_has_the_flags_of_its_model():
+    assert "--hybrid-layer-pattern" in teratron("pretrain", "mamba", "--help").stdout
+    assert "--hybrid-layer-pattern" not in teratron("pretrain", "gpt", "--help").stdout
+    assert "--decoder-seq-length" in teratron("pretrain", "t5", "--help").stdout
+    assert "--lora-rank" in teratron("finetune", "gpt", "--help").stdout
+
+
+def test_parts_of_help_of_other_commands():
+    assert [names for names, _ in rows(teratron("plan", "--help", "--gpu-memory").stdout)] == [["--gpu-memory"]]
+    assert "--predictions" in teratron("eval", "--help", "predictions").stdout
+    assert "--help-all" in teratron("env", "--help", "zzzzqqqq", code=2).stderr
+    assert len(rows(teratron("logits", "--help-all").stdout)) > len(rows(teratron("logits", "--help").stdout))
 
 
 def test_help_of_training_fits_a_screen():

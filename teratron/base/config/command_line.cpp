@@ -4,6 +4,7 @@
 
 #include <fmt/ranges.h>
 
+#include "teratron/base/config/help_view.h"
 #include "teratron/base/config/spelling.h"
 #include "teratron/base/config/wrap.h"
 #include "teratron/base/log.h"
@@ -22,6 +23,14 @@ std::string lines_of(std::string_view text) {
   std::string lines;
   for (const std::string& line : split(text, '\n')) lines += (lines.empty() ? "" : "\n") + wrap(line, 0, 100);
   return lines;
+}
+
+// Words behind the name of another command are that command's.
+bool asks_for_all(const CommandLine& command, std::span<const std::string> args) {
+  const auto is_word = [](const std::string& arg) { return arg == "--" || !arg.starts_with('-'); };
+  const auto end =
+      command.others == OtherArguments::command ? std::ranges::find_if(args, is_word) : args.end();
+  return std::find(args.begin(), end, "--help-all") != end;
 }
 
 void require_fields(const CommandLine& command, ParseResult& result) {
@@ -54,9 +63,15 @@ std::optional<std::vector<std::string>> read_command(const CommandLine& command,
                                                      std::span<const std::string> args) {
   const Schema schema = schema_of(command.fields);
   ParseResult result;
-  std::vector<std::string> others = read_arguments(schema, args, command.others, result);
-  if (result.help) {
-    print("{}", command_help(command));
+  const bool whole = asks_for_all(command, args);
+  std::vector<std::string> others;
+  if (!whole) others = read_arguments(schema, args, command.others, result);
+  if (whole || result.help) {
+    const HelpPage page{.command = std::string(command.name),
+                        .full = command_help(command),
+                        .main_flags = command.main_flags,
+                        .example = command.example};
+    print_line(help_view(page, args));
     return std::nullopt;
   }
   require_fields(command, result);
@@ -69,14 +84,16 @@ std::optional<std::vector<std::string>> read_command(const CommandLine& command,
   return others;
 }
 
-int run_subcommand(std::string_view command, std::span<const Subcommand> subcommands,
+int run_subcommand(const SubcommandGroup& group, std::span<const Subcommand> subcommands,
                    std::span<const std::string> args) {
+  const std::string_view command = group.command;
   std::vector<std::string> names;
   for (const Subcommand& each : subcommands) names.emplace_back(each.name);
   if (!args.empty() && is_help(args[0])) {
     teratron::print("usage: {} {} ARGUMENTS...\n", command, fmt::join(names, "|"));
     for (const Subcommand& each : subcommands) print("  {:<12}{}", each.name, each.summary);
-    print("\n`{} {} --help` describes a subcommand.", command, names.front());
+    print("\nexample:\n  {}\n\n`{} {} --help` describes a subcommand.", group.example, command,
+          names.front());
     return 0;
   }
   for (const Subcommand& each : subcommands) {

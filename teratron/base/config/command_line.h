@@ -21,13 +21,15 @@ namespace teratron {
 
 struct CommandLine {
   std::string_view name;
-  std::string_view usage;  // what follows the name
-  std::string_view summary;
+  std::string example = {};     // a command line
+  std::string_view usage = {};  // what follows the name
+  std::string_view summary = {};
   std::vector<Field> fields = {};  // bound_field
   OtherArguments others = OtherArguments::refused;
-  std::vector<Field> collected = {};  // flags among the collected arguments, for --help
-  std::string footer = {};            // last lines of --help
-  std::string unknown_flag = {};      // what else to say of an unknown flag
+  std::vector<Field> collected = {};         // flags among the collected arguments, for --help
+  std::string footer = {};                   // last lines of --help
+  std::string unknown_flag = {};             // what else to say of an unknown flag
+  std::vector<std::string> main_flags = {};  // of the short --help (help_view.h); none: all
 };
 
 std::vector<Field> joined(std::vector<Field> fields, std::span<const Field> more);
@@ -36,7 +38,7 @@ std::vector<Field> joined(std::vector<Field> fields, std::span<const Field> more
 /// printed. Throws UserError(config) with all problems.
 std::optional<std::vector<std::string>> read_command(const CommandLine& command,
                                                      std::span<const std::string> args);
-/// Text of --help.
+/// Text of --help-all.
 std::string command_help(const CommandLine& command);
 
 struct Subcommand {
@@ -45,9 +47,14 @@ struct Subcommand {
   std::function<int(std::span<const std::string>)> run;
 };
 
+struct SubcommandGroup {
+  std::string_view command;  // "teratron data"
+  std::string_view example;
+};
+
 /// Runs the one that args[0] names with the other arguments, or prints --help. UserError(config) if there is
-/// none. `command`: "teratron data".
-int run_subcommand(std::string_view command, std::span<const Subcommand> subcommands,
+/// none.
+int run_subcommand(const SubcommandGroup& group, std::span<const Subcommand> subcommands,
                    std::span<const std::string> args);
 
 }  // namespace teratron

@@ -97,10 +97,10 @@ TEST(CommandLine, RunsSubcommands) {
                                        seen.assign(args.begin(), args.end());
                                        return 7;
                                      }}};
-  EXPECT_EQ(run_subcommand("data", subcommands, Words{"inspect", "a", "--b"}), 7);
+  EXPECT_EQ(run_subcommand({"data", "data inspect a"}, subcommands, Words{"inspect", "a", "--b"}), 7);
   EXPECT_EQ(seen, (Words{"a", "--b"}));
   try {
-    run_subcommand("data", subcommands, Words{"inspct"});
+    run_subcommand({"data", "data inspect a"}, subcommands, Words{"inspct"});
     FAIL();
   } catch (const UserError& error) {
     EXPECT_EQ(std::string(error.what()), "data: 'inspct' is not a valid subcommand. Did you mean inspect?");

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <map>
 #include <optional>
@@ -249,9 +250,12 @@ std::string shown_value(const Field& field, const void* object);
 
 /// Python's str(): True, None, 1e-05, ['a', 'b']. An empty list is None, as unset lists are in Megatron-LM.
 std::string python_str(const Value& value);
-/// Megatron-LM's listing: a header, lines "  name ...... value" with dots up to column 48 sorted
-/// case-insensitively, an end line.
-std::string dump(const Schema& schema, const void* object);
+/// Megatron-LM's listing of the fields that are `shown` (null: all): a header, lines "  name ...... value"
+/// with dots up to column 48 sorted case-insensitively, an end line.
+std::string dump(const Schema& schema, const void* object,
+                 const std::function<bool(const Field&)>& shown = nullptr);
+/// The value as YAML, for --config-file.
+std::string yaml_value(const Value& value);
 /// JSON object of all fields in table order; secrets are null.
 std::string to_json(const Schema& schema, const void* object);
 /// Inverse of to_json(); returns unknown keys. Throws UserError(checkpoint) on invalid JSON, a wrong type, a

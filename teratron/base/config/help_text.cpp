@@ -205,9 +205,14 @@ std::string shown_value(const Field& field, const void* object) {
   return hidden ? "hidden" : python_str(value);
 }
 
-std::string dump(const Schema& schema, const void* object) {
+std::string yaml_value(const Value& value) {
+  return json_of(value).dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string dump(const Schema& schema, const void* object, const std::function<bool(const Field&)>& shown) {
   std::vector<std::string> lines;
   for (const Field& field : schema.fields()) {
+    if (shown && !shown(field)) continue;
     const size_t dots = field.name.size() < 48 ? 48 - field.name.size() : 0;
     lines.push_back(fmt::format("  {} {} {}", field.name, std::string(dots, '.'),
                                 printable(shown_value(field, object), 4096)));

@@ -12,6 +12,7 @@
 #include "teratron/cli/ckpt/ckpt_megatron.h"
 #include "teratron/cli/ckpt/ckpt_merge_lora.h"
 #include "teratron/cli/ckpt/removal_on_signal.h"
+#include "teratron/cli/ckpt/tensor_list.h"
 #include "teratron/cli/commands.h"
 #include "teratron/hf/hf_checkpoint.h"
 #include "teratron/megatron/checkpoint_format.h"
@@ -35,11 +36,13 @@ int64_t numel(const TensorInfo& tensor) {
   return count;
 }
 
-void print_tensors(const CheckpointInfo& info) {
-  for (const auto& [name, tensor] : info.tensors) {
-    teratron::print("  {:<72} {:<5} [{}]", printable(name), name_of(tensor.dtype),
-                    fmt::join(tensor.shape, ", "));
-  }
+void print_tensors(const CheckpointInfo& info, bool all) {
+  std::vector<ListedTensor> tensors;
+  for (const auto& [name, tensor] : info.tensors)
+    tensors.push_back(
+        {name, fmt::format("{:<5} [{}]", name_of(tensor.dtype), fmt::join(tensor.shape, ", "))});
+  print("tensors");
+  for (const std::string& line : tensor_lines(tensors, all)) print_line(line);
 }
 
 int inspect_hf(const Flags& flags) {
@@ -52,8 +55,8 @@ int inspect_hf(const Flags& flags) {
         nlohmann::json::parse(info.config)["hf_model_type"].get<std::string>());
   print("size          {} bytes in {} tensors", info.bytes, info.tensors.size());
   print("weights       {} elements", weights);
+  print_tensors(info, flags.list_tensors);
   print("config        {}", nlohmann::json::parse(info.config).dump(2));
-  if (flags.list_tensors) print_tensors(info);
   print("use it with --hf {}", printable(flags.directory, 4096));
   return 0;
 }
@@ -77,9 +80,9 @@ int inspect(const Flags& flags) {
   print("size          {} bytes in {} tensors", info.bytes, info.tensors.size());
   print("weights       {} elements", weights);
   print("optimizer     {} elements", others);
+  print_tensors(info, flags.list_tensors);
   print("config        {}", nlohmann::json::parse(info.config).dump(2));
   print("state         {}", nlohmann::json::parse(info.state).dump(2));
-  if (flags.list_tensors) print_tensors(info);
   return 0;
 }
 
@@ -123,8 +126,11 @@ std::vector<Field> source_fields(Flags& flags) {
 int inspect_command(Args args) {
   Flags flags;
   std::vector<Field> fields = source_fields(flags);
-  fields.push_back(bound_field("tensors", &flags.list_tensors, "List the tensors"));
+  fields.push_back(
+      bound_field("tensors", &flags.list_tensors,
+                  "List every tensor, the optimizer's too, instead of those of all layers as one"));
   return read_command({.name = "teratron ckpt inspect",
+                       .example = "teratron ckpt inspect checkpoints",
                        .usage = "DIRECTORY [FLAGS]",
                        .summary = "Show the contents of a checkpoint.",
                        .fields = fields},
@@ -136,6 +142,7 @@ int inspect_command(Args args) {
 int verify_command(Args args) {
   Flags flags;
   return read_command({.name = "teratron ckpt verify",
+                       .example = "teratron ckpt verify checkpoints",
                        .usage = "DIRECTORY [FLAGS]",
                        .summary = "Check every byte of a checkpoint against its hash.",
                        .fields = source_fields(flags)},
@@ -153,7 +160,7 @@ int ckpt_command(std::span<const std::string> args) {
       {"verify", "check every byte against its hash", verify_command},
       {"convert", "convert from and to Hugging Face and Megatron-LM", convert_command},
       {"merge-lora", "add LoRA adapters to the weights", merge_lora_command}};
-  return run_subcommand("teratron ckpt", subcommands, args);
+  return run_subcommand({"teratron ckpt", "teratron ckpt inspect checkpoints"}, subcommands, args);
 }
 
 }  // namespace teratron

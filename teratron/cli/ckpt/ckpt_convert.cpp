@@ -299,6 +299,7 @@ int convert_command(std::span<const std::string> args) {
   ConversionFlags f;
   const CommandLine line = {
       .name = "teratron ckpt convert",
+      .example = "teratron ckpt convert --to-hf my-model --load checkpoints",
       .usage = "SOURCE DESTINATION [FLAGS]",
       .summary = "Convert from and to Hugging Face and Megatron-LM.",
       .fields = conversion_fields(f),

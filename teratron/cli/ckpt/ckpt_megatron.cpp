@@ -9,6 +9,7 @@
 #include "teratron/base/error.h"
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
+#include "teratron/cli/ckpt/tensor_list.h"
 #include "teratron/megatron/checkpoint.h"
 #include "teratron/megatron/export/export.h"
 #include "teratron/megatron/structure.h"
@@ -88,12 +89,14 @@ void inspect_megatron(const fs::path& source, std::optional<int64_t> step, bool 
   print("weights       {} elements in {} tensors, with the padding of the vocabulary", elements,
         model.shapes.size());
   print("optimizer     {}", checkpoint->has_optimizer() ? "moments of all weights" : "none that is read");
+  std::vector<ListedTensor> tensors;
+  for (const auto& [name, shape] : model.shapes)
+    tensors.push_back({name, fmt::format("[{}]", fmt::join(shape, ", "))});
+  print("tensors");
+  for (const std::string& line : tensor_lines(tensors, list_tensors)) print_line(line);
   print("args          {}", model.args == nullptr ? "none" : plain_json(*model.args).dump(2));
   print("state         {}", state.dump(2));
   for (const std::string& line : checkpoint->notices()) notice_line(line);
-  for (const auto& [name, shape] : model.shapes) {
-    if (list_tensors) teratron::print("  {:<72} [{}]", printable(name), fmt::join(shape, ", "));
-  }
   print("use it with --load {0}, or convert it with 'teratron ckpt convert --from-megatron {0} --save DIR'",
         printable(source.string(), 4096));
 }

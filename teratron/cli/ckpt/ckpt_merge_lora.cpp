@@ -71,6 +71,7 @@ int merge_lora_command(std::span<const std::string> args) {
   MergeFlags f;
   const CommandLine line = {
       .name = "teratron ckpt merge-lora",
+      .example = "teratron ckpt merge-lora --from-hf MODEL --lora ADAPTERS --to-hf MERGED",
       .usage = "--load DIR|--from-hf DIR [--lora DIR] --save DIR|--to-hf DIR",
       .summary = "Add LoRA adapters to the weights.",
       .fields = {

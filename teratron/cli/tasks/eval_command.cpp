@@ -1,3 +1,7 @@
+#include <filesystem>
+
+#include "teratron/base/config/help_view.h"
+#include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/inference_program.h"
@@ -6,6 +10,8 @@
 #include "teratron/hf/architecture.h"
 #include "teratron/settings/help_rows.h"
 #include "teratron/tasks/eval/eval_scores.h"
+#include "teratron/telemetry/metrics_logger.h"
+#include "teratron/telemetry/report.h"
 
 namespace teratron {
 
@@ -20,6 +26,7 @@ std::string eval_help(const Program& program) {
                "Maximum number of generated tokens; default 256, or half the model's positions"),
       reworded("out_seq_length",
                "Maximum length in tokens with the prompt; without --max-new-tokens only if it is given"),
+      reworded("run_dir", "Folder of a run, to whose metrics and report the figures are added"),
       reworded("temperature", "Sampling temperature; if it is given, --top-k is 0 by default")};
   const std::vector<ArgsDefault> defaults = {{"top_k", "1"}};
   return arguments_help(
@@ -62,6 +69,23 @@ void report_figures(const EvalData& data, const nlohmann::ordered_json& figures)
   }
 }
 
+std::string name_of_path(const std::optional<std::string>& path) {
+  const std::filesystem::path given = std::filesystem::path(path.value_or("")).lexically_normal();
+  return (given.has_filename() ? given : given.parent_path()).filename().string();
+}
+
+// To the metrics of the run, and into its report.
+void add_to_run(const Arguments& args, const nlohmann::ordered_json& figures) {
+  ScoreMetrics score{.model = name_of_path(args.hf ? args.hf : args.load), .data = name_of_path(args.data)};
+  for (const auto& [name, value] : figures.items()) {
+    if (value.is_number()) score.figures.emplace_back(name, value.get<double>());
+  }
+  const std::filesystem::path folder = *args.run_dir, metrics = folder / "metrics.jsonl";
+  make_directories(folder, ExitCode::config);
+  jsonl_writer(metrics)->write({.wall_time = wall_clock(), .data = std::move(score)});
+  write_report(metrics, folder / "report.html");
+}
+
 void evaluate_lines(const ParsedArguments& parsed, const Registry& registry, const Mesh& mesh) {
   const Arguments& args = parsed.args;
   GenerateJob job = load_generate_job(parsed, mesh, true, registry.families);
@@ -95,17 +119,41 @@ void evaluate_lines(const ParsedArguments& parsed, const Registry& registry, con
   write_lines(args.predictions, lines);
   write_figures(args.json, figures);
   report_figures(data, figures);
+  if (args.run_dir) add_to_run(args, figures);
 }
 
 }  // namespace
 
 int eval_command(std::span<const std::string> args, const Registry& registry) {
   const Program program = inference_program("eval");
-  const ParsedArguments parsed = parse_arguments(program, args, {.architecture = architecture_settings});
-  if (parsed.help) {
-    print_line(eval_help(program));
+  if (asks_for_help(args)) {
+    print_line(help_view({.command = "teratron eval",
+                          .full = eval_help(program),
+                          .main_flags = {"--load",
+                                         "--hf",
+                                         "--lora",
+                                         "--data",
+                                         "--json",
+                                         "--predictions",
+                                         "--run-dir",
+                                         "--max-new-tokens",
+                                         "--temperature",
+                                         "--top-k",
+                                         "--top-p",
+                                         "--seed",
+                                         "--tensor-model-parallel-size",
+                                         "--pipeline-model-parallel-size",
+                                         "--inference-max-requests",
+                                         "--tokenizer-type",
+                                         "--tokenizer-model",
+                                         "--bf16",
+                                         "--device",
+                                         "--config-file"},
+                          .example = "teratron eval --hf DIR --data questions.jsonl --json scores.json"},
+                         args));
     return 0;
   }
+  const ParsedArguments parsed = parse_arguments(program, args, {.architecture = architecture_settings});
   start_inference(parsed);
   if (!parsed.args.data) {
     throw config_error({.what = "no data are given", .where = "--data", .fix = "Name a file of JSON lines"});

@@ -1,3 +1,4 @@
+#include "teratron/base/config/help_view.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/inference_program.h"
@@ -125,13 +126,41 @@ int tasks_command(std::span<const std::string> args) {
   const Program program = inference_program("tasks", {"inference", "training"});
   const std::vector<Field> fields = {reworded("task", "Task to evaluate a model on, or to finetune it for",
                                               "WIKITEXT103|LAMBADA|RACE|MNLI|QQP")};
+  if (asks_for_help(args)) {
+    print_line(help_view({.command = "teratron tasks",
+                          .full = tasks_help(fields),
+                          .main_flags = {"--task",
+                                         "--valid-data",
+                                         "--train-data",
+                                         "--load",
+                                         "--hf",
+                                         "--pretrained-checkpoint",
+                                         "--seq-length",
+                                         "--micro-batch-size",
+                                         "--overlapping-eval",
+                                         "--strict-lambada",
+                                         "--keep-last-batch",
+                                         "--tensor-model-parallel-size",
+                                         "--pipeline-model-parallel-size",
+                                         "--tokenizer-type",
+                                         "--tokenizer-model",
+                                         "--vocab-file",
+                                         "--merge-file",
+                                         "--save",
+                                         "--log-interval",
+                                         "--json",
+                                         "--predictions",
+                                         "--bf16",
+                                         "--device",
+                                         "--config-file"},
+                          .example = "teratron tasks --task LAMBADA --valid-data lambada_test.jsonl --load "
+                                     "checkpoints --strict-lambada"},
+                         args));
+    return 0;
+  }
   const ParsedArguments parsed = parse_arguments(
       program, flags,
       {.defer_problems = true, .extra_fields = fields, .architecture = architecture_settings});
-  if (parsed.help) {
-    print_line(tasks_help(fields));
-    return 0;
-  }
   check_output(parsed.args.json, "--json");
   check_output(parsed.args.predictions, "--predictions");
   if (const FinetuneTask* const task = find_finetune_task(parsed.args.task.value_or("")))

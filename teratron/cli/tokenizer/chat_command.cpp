@@ -106,6 +106,7 @@ int chat_command(std::span<const std::string> args) {
   ChatFlags flags;
   if (!read_command(
           {.name = "teratron tokenizer chat",
+           .example = "teratron tokenizer chat --hf DIR < conversations.jsonl",
            .usage = "[FLAGS] < CONVERSATION.json",
            .summary =
                "Print the text that a chat template makes of a conversation: a JSON list of messages, or an "
