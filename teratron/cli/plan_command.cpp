@@ -3,6 +3,7 @@
 #include "teratron/base/config/command_line.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
+#include "teratron/cli/plan_assumptions.h"
 #include "teratron/cli/plan_flags.h"
 #include "teratron/cli/training_arguments.h"
 #include "teratron/comm/mesh/rank_grid.h"
@@ -29,6 +30,7 @@ std::optional<PlanOptions> read_options(std::span<const std::string> args) {
   std::optional<std::string> memory;
   const CommandLine line = {
       .name = "teratron plan",
+      .example = "teratron plan gpt --model-preset llama3-8b --world-size 8 --gpu-memory H100 --tp 8 --bf16",
       .usage = "[FAMILY] [--world-size N] [--gpu-memory SIZE] [--show-schedule] FLAGS...",
       .summary =
           "Check a command line of `teratron pretrain FAMILY` (default: gpt) without running it; FLAGS are "
@@ -107,6 +109,20 @@ void print_whole_gradients(const Arguments& a, const ModelPlan& model) {
       replicas, largest / gib, largest / gib / static_cast<double>(replicas));
 }
 
+// Fused attention keeps no scores that could be computed again.
+void print_recomputation(const Family& family, const Arguments& a, const ModelPlan& model) {
+  if (a.recompute_granularity != "selective" || !model.operators) return;
+  Arguments without = a;
+  without.recompute_granularity.reset();
+  const double saved =
+      largest_rank_memory(without, family.plan(without, planned_vocabulary(without))).peak() -
+      largest_rank_memory(a, model).peak();
+  if (saved > 0.001 * gib) return print("Selective recomputation saves {:.3f} GiB.", saved / gib);
+  notice(
+      "--recompute-activations (selective) has no effect here: fused attention keeps no scores, so there is "
+      "nothing to compute again. --recompute-granularity full does");
+}
+
 // What offloaded activations need of the host, and whether this one has it.
 void print_host_memory(const Arguments& a, const ModelPlan& model) {
   double largest = 0.0;
@@ -123,24 +139,51 @@ void print_host_memory(const Arguments& a, const ModelPlan& model) {
       available);
 }
 
-// Whether all stages fit, what to change if not, and a bound of the speed.
-void print_fit(const Family& family, const Arguments& a, const ModelPlan& model, const GpuMemory& gpu) {
-  const double needed = largest_rank_memory(a, model).on_gpu() / gib;
-  const bool fits = needed <= gpu.gib;
-  print(
-      "{} ({}): a rank takes up to {:.2f} GiB of its GPU: its peak, about {:.0f} % for unused parts of the "
-      "allocator's blocks, and about {:.1f} GiB for the CUDA context.{}",
-      fits ? "Fits" : "Does not fit", gpu.name, needed, 100.0 * allocator_slack, cuda_context / gib,
-      fits ? "" : " Less memory, as peaks:");
-  if (!fits) {
-    for (const std::string& line : memory_advice(family, a)) print("  {}", line);
+// 1234567 as 1,234,567.
+std::string with_commas(int64_t number) {
+  std::string text = std::to_string(number);
+  for (auto at = std::ssize(text) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), ",");
+  return text;
+}
+
+void print_remedies(const Family& family, const Arguments& a, const GpuMemory& gpu) {
+  const std::vector<std::string> remedies = memory_remedies(family, a, gpu.gib * gib);
+  if (remedies.empty()) {
+    print(
+        "No change of layout, precision or recomputation that plan knows makes it fit: use a smaller model, "
+        "--lora-rank, or larger GPUs.");
+    return;
   }
-  if (!gpu.gpu || !model.operators) return;
-  print(
-      "Estimate: a step takes at least {:.1f} ms at the {}'s peak FLOP/s and bandwidth, without "
-      "communication "
-      "and idle time.",
-      1e3 * least_step_seconds(a, model, *gpu.gpu), gpu.gpu->name);
+  print("It fits with one of (peaks):");
+  for (const std::string& line : remedies) print("  {}", line);
+}
+
+// The answer: whether all stages fit, and what to change if not; the size of the model; a bound of the speed.
+void print_verdict(const Family& family, const Arguments& a, const ModelPlan& model,
+                   const std::optional<GpuMemory>& gpu) {
+  const double needed = largest_rank_memory(a, model).on_gpu() / gib;
+  const std::string parts = fmt::format(
+      "{:.2f} GiB of its GPU: its peak, about {:.0f} % for unused parts of the allocator's blocks, "
+      "and about {:.1f} GiB for the CUDA context",
+      needed, 100.0 * allocator_slack, cuda_context / gib);
+  const bool fits = gpu && needed <= gpu->gib;
+  if (gpu) {
+    print("{} ({}). A rank takes up to {}.", fits ? "Fits" : "Does not fit", gpu->name, parts);
+  } else {
+    print("The settings are valid. A rank takes up to {}. Whether it fits: --gpu-memory SIZE.", parts);
+  }
+  print("{} parameters in all, on {} rank{}: tensor {} x pipeline {} x context {} x data {}.",
+        with_commas(total_parameters(model)), *a.world_size, *a.world_size == 1 ? "" : "s",
+        a.tensor_model_parallel_size, a.pipeline_model_parallel_size, a.context_parallel_size,
+        *a.data_parallel_size);
+  if (gpu && !fits) print_remedies(family, a, *gpu);
+  if (gpu && gpu->gpu && model.operators) {
+    print(
+        "Estimate: a step takes at least {:.1f} ms at the {}'s peak FLOP/s and bandwidth, without "
+        "communication and idle time.",
+        1e3 * least_step_seconds(a, model, *gpu->gpu), gpu->gpu->name);
+  }
+  print("");
 }
 
 // Micro-batches of a step; without a batch size, enough to show every phase.
@@ -168,7 +211,8 @@ void check_drawable(const ScheduleShape& shape) {
 }
 
 // Reports what training needs but a plan does not: data and length.
-void notice_missing(ParsedArguments given, int64_t world_size) {
+void notice_missing(ParsedArguments given, const Family& family, int64_t world_size) {
+  if (family.check) family.check(given.args, given.problems);
   try {
     validate_arguments(given, world_size);
   } catch (const UserError& error) {
@@ -200,30 +244,29 @@ int plan_command(std::span<const std::string> args, const Registry& registry) {
   const std::optional<PlanOptions> given_options = read_options(args.subspan(is_named ? 1 : 0));
   if (!given_options) return 0;
   const PlanOptions& options = *given_options;
-  ParsedArguments parsed = given_arguments(options.flags, {family, registry});
-  const Arguments& a = parsed.args;
-  const bool schedule_alone = options.show_schedule && !a.num_layers;
-  if (schedule_alone) {
-    if (!parsed.problems.empty()) throw UserError(ExitCode::config, parsed.problems);
-    print_schedule(a);
+  const JobModel job{family, registry};
+  const ParsedArguments given = given_arguments(options.flags, job);
+  if (options.show_schedule && !given.args.num_layers) {
+    if (!given.problems.empty()) throw UserError(ExitCode::config, given.problems);
+    print_schedule(given.args);
     return 0;
   }
+  ParsedArguments parsed = given_arguments(with_assumptions(options.flags, given, job), job);
+  const Arguments& a = parsed.args;
   const int64_t world_size = options.world_size.value_or(replica_size(a));
   if (family.check) family.check(parsed.args, parsed.problems);
-  const ParsedArguments given = parsed;
   validate_arguments(parsed, world_size, {.needs_data = false});
-  notice_missing(given, world_size);
-  for (const std::string& line : parsed.notices) notice_line(line);
-  print_line(explain(parsed));
+  const ModelPlan model = family.plan(a, planned_vocabulary(a));
+  print_verdict(family, a, model, options.gpu);
   print_line(to_string(RankGrid(mesh_options(a), world_size)));
-  if (a.micro_batch_size) {
-    const ModelPlan model = family.plan(a, planned_vocabulary(a));
-    print_stages(a, model, options.gpu);
-    print_whole_gradients(a, model);
-    print_host_memory(a, model);
-    if (options.gpu) print_fit(family, a, model, *options.gpu);
-  }
+  print_stages(a, model, options.gpu);
+  print_whole_gradients(a, model);
+  print_recomputation(family, a, model);
+  print_host_memory(a, model);
   if (options.show_schedule) print_schedule(a);
+  print_line(explain(parsed));
+  for (const std::string& line : parsed.notices) notice_line(line);
+  notice_missing(given, family, world_size);
   return 0;
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "teratron/base/strings.h"
 #include "teratron/plan/rank_memory.h"
 #include "teratron/settings/checks/validate.h"
 
@@ -14,6 +15,7 @@ struct Change {
   std::string flags;
   std::string cost;  // or condition
   std::function<void(Arguments&)> apply;
+  std::string now = {};  // what the flags replace, for people
 };
 
 // What advice is about.
@@ -100,12 +102,13 @@ std::vector<Change> all_changes(const Advised& now) {
   const Arguments& a = now.args;
   std::vector<Change> changes = recomputation(now);
   if (*a.micro_batch_size > 1) {
-    changes.push_back(
-        {fmt::format("--micro-batch-size {} (now {})", *a.micro_batch_size / 2, *a.micro_batch_size),
-         "more micro-batches in the same global batch", [](Arguments& x) {
-           *x.micro_batch_size /= 2;
-           *x.num_micro_batches *= 2;
-         }});
+    changes.push_back({fmt::format("--micro-batch-size {}", *a.micro_batch_size / 2),
+                       "more micro-batches in the same global batch",
+                       [](Arguments& x) {
+                         *x.micro_batch_size /= 2;
+                         *x.num_micro_batches *= 2;
+                       },
+                       fmt::format(" (now {})", *a.micro_batch_size)});
   }
   if (!a.bf16 && !a.fp16)
     changes.push_back({"--bf16", "lower precision", [](Arguments& x) { x.bf16 = true; }});
@@ -158,28 +161,100 @@ std::string absurd_sizes(const Arguments& args) {
 
 }  // namespace
 
-std::vector<std::string> memory_advice(const Family& family, const Arguments& args) {
-  const int64_t vocabulary = planned_vocabulary(args);
-  const auto peak = [&](const Arguments& a) {
-    return largest_rank_memory(a, family.plan(a, vocabulary)).peak();
-  };
-  constexpr double worth_it = 0.98;
-  const double before = peak(args);
-  std::vector<std::pair<double, std::string>> found;
-  for (const Change& change : all_changes({family, args, family.plan(args, vocabulary)})) {
-    Arguments changed = args;
-    change.apply(changed);
-    const double after = peak(changed);
-    if (after > worth_it * before) continue;
-    found.emplace_back(after, fmt::format("{}: {:.2f} instead of {:.2f} GiB; {}", change.flags, after / gib,
-                                          before / gib, change.cost));
+namespace {
+
+// One change or several, with the memory that follows.
+struct Outcome {
+  std::string flags, costs, now = {};
+  Arguments args;
+  RankMemory memory = {};
+
+  std::string text(const RankMemory& before) const {
+    return fmt::format("{}{}: {:.2f} instead of {:.2f} GiB; {}", flags, now, memory.peak() / gib,
+                       before.peak() / gib, costs);
   }
-  std::stable_sort(found.begin(), found.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
-  found.resize(std::min(found.size(), most_advice));
+};
+
+class AdviceSearch {
+ public:
+  AdviceSearch(const Family& family, const Arguments& args)
+      : family_(family), vocabulary_(planned_vocabulary(args)), before_(memory_of(args)) {}
+
+  const RankMemory& before() const { return before_; }
+
+  // What one more change of those in `from` makes of it, the least peak first.
+  std::vector<Outcome> after_one_more(const Outcome& from) const {
+    constexpr double worth_it = 0.98;
+    std::vector<Outcome> found;
+    const Advised now{family_, from.args, family_.plan(from.args, vocabulary_)};
+    for (const Change& change : all_changes(now)) {
+      Outcome next = from;
+      change.apply(next.args);
+      next.memory = memory_of(next.args);
+      if (next.memory.peak() > worth_it * from.memory.peak()) continue;
+      next.flags += (from.flags.empty() ? "" : " ") + change.flags;
+      next.now = change.now;
+      next.costs += (from.costs.empty() ? "" : "; ") + change.cost;
+      found.push_back(std::move(next));
+    }
+    std::ranges::stable_sort(found, {}, [](const Outcome& each) { return each.memory.peak(); });
+    return found;
+  }
+
+ private:
+  RankMemory memory_of(const Arguments& args) const {
+    return largest_rank_memory(args, family_.plan(args, vocabulary_));
+  }
+
+  const Family& family_;
+  int64_t vocabulary_;
+  RankMemory before_;
+};
+
+// A size that was doubled several times is named once.
+std::string last_of_each_flag(const std::string& flags) {
+  std::vector<std::pair<std::string, std::string>> last;  // flag and value, in order of first mention
+  for (const std::string& word : split(flags, ' ')) {
+    if (word.starts_with("--")) {
+      std::erase_if(last, [&](const auto& each) { return each.first == word; });
+      last.emplace_back(word, "");
+    } else if (!last.empty()) {
+      last.back().second += " " + word;
+    }
+  }
+  std::string text;
+  for (const auto& [flag, value] : last) text += (text.empty() ? "" : " ") + flag + value;
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> memory_advice(const Family& family, const Arguments& args) {
+  const AdviceSearch search(family, args);
   std::vector<std::string> advice;
-  for (const auto& [_, text] : found) advice.push_back(text);
+  for (const Outcome& each : search.after_one_more({.args = args, .memory = search.before()})) {
+    if (advice.size() < most_advice) advice.push_back(each.text(search.before()));
+  }
   return advice;
+}
+
+std::vector<std::string> memory_remedies(const Family& family, const Arguments& args, double bytes) {
+  constexpr int most_changes = 6;
+  const AdviceSearch search(family, args);
+  Outcome so_far{.args = args, .memory = search.before()};
+  for (int changes = 0; changes < most_changes; ++changes) {
+    const std::vector<Outcome> next = search.after_one_more(so_far);
+    std::vector<std::string> remedies;
+    for (Outcome each : next) {
+      if (each.memory.on_gpu() > bytes || remedies.size() == most_advice) continue;
+      each.flags = last_of_each_flag(each.flags);
+      each.now = {};  // the flags are to be copied
+      remedies.push_back(each.text(search.before()));
+    }
+    if (!remedies.empty() || next.empty()) return remedies;
+    so_far = next.front();
+  }
+  return {};
 }
 
 Fault explain_out_of_memory(const Fault& cause, const Family& family, const Arguments& args, int64_t stage) {

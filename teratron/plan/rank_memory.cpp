@@ -212,6 +212,20 @@ double sequence_window_memory(const Arguments& a, const ModelPlan& model) {
 
 }  // namespace
 
+int64_t total_parameters(const ModelPlan& model) {
+  ParameterSet set({.device = at::kMeta});
+  PlannedWorld world(1);
+  const Mesh mesh({}, world);
+  model.build({set, {.layers = model.layers()}, {}, mesh});
+  int64_t total = 0;
+  for (const Parameter& parameter : set.all()) {
+    int64_t elements = 1;
+    for (const int64_t size : parameter.shard().global_shape) elements *= size;
+    total += elements;
+  }
+  return total;
+}
+
 int64_t planned_vocabulary(const Arguments& args) {
   // NullTokenizer adds an end-of-document token.
   if (args.vocab_size) return *args.vocab_size + (args.tokenizer_type == "NullTokenizer" ? 1 : 0);

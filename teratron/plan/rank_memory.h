@@ -30,6 +30,8 @@ struct RankMemory {
   double on_gpu() const { return (1.0 + allocator_slack) * peak() + cuda_context; }
 };
 
+/// Parameters of the whole model, without padding of the vocabulary and without adapters.
+int64_t total_parameters(const ModelPlan& model);
 /// The vocabulary size of validated settings (Family::plan); reads the tokenizer only if no flag sets it.
 int64_t planned_vocabulary(const Arguments& args);
 /// For a rank in this pipeline stage. Without operators in the model activations are unknown, 0.
@@ -47,6 +49,9 @@ double least_step_seconds(const Arguments& args, const ModelPlan& model, const G
 /// Up to three flags that reduce the peak of the largest stage, the most effective first, each with the peak
 /// that follows.
 std::vector<std::string> memory_advice(const Family& family, const Arguments& args);
+/// Likewise, but those with which RankMemory::on_gpu() is at most `bytes`: single changes or, where none
+/// is enough, several together. Empty: none of them is enough.
+std::vector<std::string> memory_remedies(const Family& family, const Arguments& args, double bytes);
 /// `cause` (exit code out_of_memory) with the memory that a rank in this stage needs and what to change.
 Fault explain_out_of_memory(const Fault& cause, const Family& family, const Arguments& args, int64_t stage);
 

@@ -130,12 +130,80 @@ def test_the_optimizer_decides_its_memory():
 def test_whether_a_model_fits_is_shown_with_what_to_change():
     fits = plan("gpt", *MODEL, "--bf16", "--gpu-memory", "80").stdout
     assert "Fits (80 GiB)" in fits and "yes" in fits and "a step takes at least" not in fits
-    peak = lambda output: float(next(line.split()[7] for line in output.splitlines() if line.split()[:1] == ["0"] and len(line.split()) > 7))
+
+    def peaks(output):
+        return [float(line.split()[7]) for line in output.splitlines() if len(line.split()) > 9 and line.split()[0].isdigit() and "," not in line.split()[1]]
     small = plan("gpt", *MODEL, "--bf16", "--gpu-memory=8").stdout
     assert "Does not fit (8 GiB)" in small and "  no  " in small
-    advice = [line.strip() for line in small.splitlines() if line.startswith("  --")]
-    assert len(advice) == 3
-    flags, effect = advice[0].split(": ")
-    changed = plan("gpt", *MODEL, "--bf16", "--gpu-memory", "8", *flags.split()).stdout
-    assert f"{peak(changed):.2f} instead of {peak(small):.2f} GiB" in effect
+    for name, flags, size in (("small", MODEL, "8"), ("larger", [*MODEL, "--num-layers", "96"], "20"), ("much larger", [*MODEL, "--hidden-size", "8192"], "24")):
+        before = plan("gpt", *flags, "--bf16", "--gpu-memory", size).stdout
+        assert before.startswith(f"Does not fit ({size} GiB)"), name
+        remedies = [line.strip() for line in before.splitlines() if line.startswith("  --")]
+        assert 1 <= len(remedies) <= 3, (name, before)
+        for remedy in remedies:
+            changes, effect = remedy.split(": ", 1)
+            changed = plan("gpt", *flags, "--bf16", "--gpu-memory", size, *changes.split()).stdout
+            assert changed.startswith(f"Fits ({size} GiB)"), (name, remedy)
+            assert f"{max(peaks(changed)):.2f} instead of {max(peaks(before)):.2f} GiB" in effect, (name, remedy)
+    hopeless = plan("gpt", *MODEL, "--bf16", "--gpu-memory", "1.1").stdout
+    assert "No change of layout" in hopeless and not [line for line in hopeless.splitlines() if line.startswith("  --")]
     assert "a step takes at least" in plan("gpt", *MODEL, "--bf16", "--gpu-memory", "NVIDIA H100 80GB HBM3").stdout
+
+
+def first_lines(*flags, count=3):
+    return plan(*flags).stdout.splitlines()[:count]
+
+
+def test_the_answer_comes_first():
+    verdict, size, *_ = first_lines("gpt", *MODEL, "--bf16", "--gpu-memory", "80")
+    assert verdict.startswith("Fits (80 GiB). A rank takes up to ") and size.startswith("354,") and "parameters in all, on 1 rank" in size
+    verdict, size, *_ = first_lines("gpt", *MODEL, "--bf16", "--tp", "2", "--world-size", "8")
+    assert "--gpu-memory" in verdict and "on 8 ranks: tensor 2 x pipeline 1 x context 1 x data 4" in size
+
+
+@pytest.mark.parametrize("layout", [[], ["--tp", "2"], ["--pp", "2"], ["--num-experts", "4", "--ep", "2", "--world-size", "2"]])
+def test_parameters_in_all_do_not_depend_on_the_layout(layout):
+    experts = ["--num-experts", "4"] if "--num-experts" in layout else []
+    count = lambda *flags: first_lines("gpt", *MODEL, *flags)[1].split()[0]
+    assert count(*layout) == count(*experts)
+
+
+def test_parameters_in_all_are_those_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    with __import__("torch").device("meta"):
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config())
+    assert first_lines("gpt", "--model-preset", "gpt2")[1].split()[0] == f"{sum(p.numel() for p in model.parameters()):,}"
+
+
+def test_no_files_of_a_tokenizer_are_needed(tmp_path):
+    small = ["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "128", "--max-position-embeddings", "128"]
+    for family, flags, vocabulary in (("gpt", ["--tokenizer-type", "GPT2BPETokenizer"], 50257), ("gpt", ["--data-path", "nowhere"], 50257),
+                                      ("bert", ["--vocab-file", tmp_path / "none.txt"], 30522),
+                                      ("gpt", ["--tokenizer-type", "Llama2Tokenizer", "--tokenizer-model", tmp_path / "none"], 32000)):
+        text = plan(family, *small, *flags)
+        assert f"a vocabulary of {vocabulary}" in text.stderr + text.stdout, (family, flags)
+        assert "parameters in all" in text.stdout
+    assert "parameters in all" in plan("gpt", "--model-preset", "llama3-8b").stdout
+
+
+def test_lines_fit_a_screen():
+    for flags in (["--world-size", "4096", "--tp", "8", "--pp", "4", "--global-batch-size", "4096", "--num-layers", "32"],
+                  ["--world-size", "512", "--tp", "8", "--cp", "8", "--global-batch-size", "512"]):
+        lines = plan("gpt", *MODEL[2:], "--num-layers", "24", "--bf16", *flags, "--num-attention-heads", "16").stdout.splitlines()
+        mesh = lines[next(i for i, line in enumerate(lines) if "(fastest first)" in line):]
+        mesh = mesh[:mesh.index("")] if "" in mesh else mesh
+        assert len(mesh) > 4 and max(map(len, mesh)) <= 110, max(mesh, key=len)
+
+
+def test_recomputation_without_effect_says_so():
+    """Of the CPU's attention and of fused kernels; with scores that are kept, how much it saves."""
+    says = "has no effect here: fused attention keeps no scores"
+    fused = plan("gpt", *MODEL, "--bf16", "--recompute-activations", "--attention-dropout", "0")
+    kept = [plan("gpt", *MODEL, "--bf16", *flags).stdout for flags in ([], ["--recompute-activations"])]
+    if says in fused.stdout + fused.stderr:
+        peak = [max(float(line.split()[7]) for line in plan("gpt", *MODEL, "--bf16", "--attention-dropout", "0", *flags).stdout.splitlines()
+                    if line.split()[:1] == ["0"] and len(line.split()) > 9) for flags in ([], ["--recompute-activations"])]
+        assert peak[0] == peak[1]
+    else:
+        assert "Selective recomputation saves" in fused.stdout
+    assert "has no effect" not in kept[0] and kept

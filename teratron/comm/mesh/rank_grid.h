@@ -56,7 +56,8 @@ struct RankGrid {
 RankGroups rank_groups(const MeshOptions& options, int64_t world_size, const std::vector<Axis>& axes);
 
 /// A drawing: one row per pipeline stage and one cell per data-parallel replica, whose tensor-parallel groups
-/// are separated by '|'; below it the groups of every axis with more than one rank. Long lists are truncated.
+/// are separated by '|'; below it the groups of every axis with more than one rank. Lines have at most 110
+/// columns, for which long lists are truncated.
 std::string to_string(const RankGrid& grid);
 
 }  // namespace teratron

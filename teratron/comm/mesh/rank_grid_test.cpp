@@ -187,6 +187,16 @@ embedding  [0 8] [1 9] [2 10] [3 11] [4 12] [5 13] [6 14] [7 15]
       << experts;
 }
 
+TEST(RankGrid, DrawingHas110Columns) {
+  for (const auto& [options, ranks] :
+       {std::pair(MeshOptions{.tp = 8, .pp = 32}, 16384), std::pair(MeshOptions{.tp = 8, .cp = 8}, 512),
+        std::pair(MeshOptions{.tp = 64, .pp = 2}, 1 << 14), std::pair(MeshOptions{}, 1 << 17),
+        std::pair(MeshOptions{.tp = 2, .ep = 16}, 256), std::pair(MeshOptions{.cp = 128, .pp = 8}, 8192)}) {
+    std::istringstream lines(to_string(RankGrid(options, ranks)));
+    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 110U) << line;
+  }
+}
+
 TEST(RankGrid, DrawingOfThousandsOfRanksIsShort) {
   const std::string text = to_string(RankGrid({.tp = 8, .pp = 32}, 16384));
   EXPECT_LT(text.size(), 8000U);
