@@ -27,6 +27,8 @@ int bench_command(std::span<const std::string> args);
 ///                                             --to-megatron or --save (cli/ckpt/ckpt_convert.h)
 int ckpt_command(std::span<const std::string> args);
 
+/// report RUN: writes report.html of a run from its metrics.jsonl.
+int report_command(std::span<const std::string> args);
 /// finetune gpt FLAGS...: pretrain gpt --finetune --sft FLAGS....
 /// finetune bert|gpt --task classification|regression FLAGS...: a head on labelled texts.
 int finetune_command(std::span<const std::string> args, const Registry& registry);

@@ -49,7 +49,8 @@ std::vector<Command> commands(const Registry& registry) {
   const auto eval = [&](Args args) { return eval_command(args, registry); };
   const auto logits = [&](Args args) { return logits_command(args, registry); };
   return {{"pretrain", pretrain, "train a model: teratron pretrain gpt FLAGS...", false},
-          {"finetune", finetune, "train a model on conversations: teratron finetune gpt FLAGS...", false},
+          {"finetune", finetune,
+           "train a model on your examples: teratron finetune --hf DIR --data-path FILE", false},
           {"launch", launch_command,
            "start the ranks of a job: teratron launch --nproc-per-node 2 -- pretrain gpt FLAGS...", false},
           {"plan", plan, "check a training command line without running it"},
@@ -66,6 +67,7 @@ std::vector<Command> commands(const Registry& registry) {
           {"tokenizer", tokenizer_command, "tokenizers: train, encode, decode, info, chat"},
           {"ckpt", ckpt_command,
            "checkpoints: inspect, verify, convert from and to Hugging Face and Megatron-LM, merge-lora"},
+          {"report", report_command, "write the report of a run: curves, evaluations, texts, settings"},
           {"config", config_command, "write a configuration file interactively"},
           {"bench", bench_command, "time training, or `bench generate`, `bench serve`"},
           {"env", env_command, "show versions, devices and build options"}};
@@ -105,6 +107,7 @@ UserError unknown_command(std::string_view command, const std::vector<Command>& 
 void print_help(const std::vector<Command>& known) {
   print("usage: teratron COMMAND ARGUMENTS...\n");
   for (const Command& command : known) print("  {:<12}{}", command.name, wrap(command.help, 14, 100));
+  print("\nexample:\n  teratron pretrain gpt --model-preset gpt2 --mock-data");
   print("\n`teratron COMMAND --help` describes a command, `teratron --version` prints the version.");
 }
 
@@ -194,7 +197,7 @@ int run_loop(int argc, char** argv, const Loop& loop, const Registry& registry) 
     const JobModel model = default_model(registry);
     return run_job(args, model, [&](const ParsedArguments& parsed, World& world, const StopSignals&) {
       const Mesh mesh(mesh_options(parsed.args), world);
-      if (mesh.rank() == 0) print_line(dump(parsed));
+      if (mesh.rank() == 0) print_line(dump_changes(parsed));
       Trainer trainer(parsed.args, mesh, model);
       loop(trainer);
       trainer.saver().finish();

@@ -1,34 +1,18 @@
 #include "teratron/cli/resume_advice.h"
 
-#include <algorithm>
-#include <fstream>
-#include <iterator>
-
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
+#include "teratron/base/strings.h"
 #include "teratron/settings/own_run.h"
 
 namespace teratron {
 
 namespace {
 
-// As a shell reads it.
-std::string shell_word(const std::string& word) {
-  constexpr std::string_view plain = "-_./=:,+@%";
-  const bool is_plain = !word.empty() && std::ranges::all_of(word, [&](unsigned char c) {
-    return std::isalnum(c) != 0 || plain.find(static_cast<char>(c)) != plain.npos;
-  });
-  if (is_plain) return word;
-  std::string text = "'";
-  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return text + "'";
-}
-
-// The words of this process, as the kernel has them.
+// Without what would start over.
 std::string command_to_go_on() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::string text, word;
-  while (std::getline(file, word, '\0')) {
+  std::string text;
+  for (const std::string& word : words_of_process()) {
     if (word == "--fresh" || word.starts_with("--fresh=")) continue;
     text += (text.empty() ? "" : " ") + shell_word(word);
   }

@@ -21,6 +21,10 @@ std::string short_exponent(double value) {
   return text.substr(0, e + 1) + (text[e + 1] == '-' ? "-" : "") + exponent;
 }
 
+double in_gib(int64_t bytes) {
+  return static_cast<double>(bytes) / static_cast<double>(1U << 30U);
+}
+
 std::string pad_with_dots(const std::string& name) {
   return fmt::format("{:.<48}", name + ' ');
 }
@@ -78,6 +82,7 @@ std::string megatron_step_line(const IntervalMetrics& interval, const StepLineOp
   if (last.params_norm) line += fmt::format(" params norm: {:.3f} |", *last.params_norm);
   line += fmt::format(" number of skipped iterations: {:3d} | number of nan iterations: {:3d} |",
                       interval.skipped, interval.nan);
+  if (last.memory) line += fmt::format(" max allocated (GiB): {:.2f} |", in_gib(last.memory->max_allocated));
   return line;
 }
 
@@ -94,7 +99,7 @@ std::string short_step_line(const IntervalMetrics& interval, const StepLineOptio
   line += fmt::format(" | {} tok/s", short_count(interval.tokens_per_second));
   if (interval.mfu > 0.0) line += fmt::format(" | {:.1f}% MFU", interval.mfu * 100.0);
   if (last.memory) {
-    line += fmt::format(" | {:.1f} GiB", static_cast<double>(last.memory->max_allocated) / double(1U << 30));
+    line += fmt::format(" | {:.1f} GiB", in_gib(last.memory->max_allocated));
   }
   const double left = static_cast<double>(options.train_iters - last.iteration);
   line += fmt::format(" | eta {}", short_duration(left * interval.seconds_per_iteration));
@@ -106,7 +111,8 @@ std::string short_step_line(const IntervalMetrics& interval, const StepLineOptio
 std::vector<std::string> evaluation_lines(const EvalMetrics& evaluation) {
   std::string line = fmt::format(" validation loss at {} | ", evaluation.prefix);
   for (const auto& [name, loss] : evaluation.losses) {
-    line += fmt::format("{} value: {:.6E} | {} PPL: {:.6E} | ", name, loss, name, perplexity(loss));
+    line += fmt::format("{} value: {:.6E} | ", name, loss);
+    if (evaluation.has_perplexity) line += fmt::format("{} PPL: {:.6E} | ", name, perplexity(loss));
   }
   for (const auto& [name, mean] : evaluation.metrics) line += fmt::format("{} value: {:.6E} | ", name, mean);
   const std::string rule(line.size() + 1, '-');
@@ -122,8 +128,8 @@ std::vector<std::string> evaluation_lines(const EvalMetrics& evaluation) {
 std::string short_evaluation_line(const EvalMetrics& evaluation) {
   std::string line = fmt::format("{} at step {}", evaluation.split, evaluation.iteration);
   for (const auto& [name, loss] : evaluation.losses) {
-    line +=
-        fmt::format(" | {} {:.4f} | ppl {:.2f}", name == "lm loss" ? "loss" : name, loss, perplexity(loss));
+    line += fmt::format(" | {} {:.4f}", name == "lm loss" ? "loss" : name, loss);
+    if (evaluation.has_perplexity) line += fmt::format(" | ppl {:.2f}", perplexity(loss));
   }
   for (const auto& [name, mean] : evaluation.metrics) line += fmt::format(" | {} {:.4f}", name, mean);
   if (evaluation.repeated) line += " | second evaluation, on the next samples";

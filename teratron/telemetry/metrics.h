@@ -80,6 +80,8 @@ struct EvalMetrics {
   std::string prefix;                // as logged: "iteration 100", "iteration 100 on validation set"
   Losses losses;                     // averages over tokens
   Losses metrics = {};               // of a custom train step; they have no perplexity
+  bool has_perplexity = true;        // the losses are negative log likelihoods
+  bool is_told = false;              // the console has a line of it already
   double seconds = 0.0;
   bool repeated = false;  // this iteration was evaluated before, on the samples of the split before these
 };
@@ -96,6 +98,13 @@ struct SampleText {
   int64_t iteration = 0;
   std::string prompt;
   std::string text;  // continuation, without the prompt
+};
+
+/// Figures of an evaluation by `teratron eval`.
+struct ScoreMetrics {
+  std::string model;  // what was evaluated: the name of its folder
+  std::string data;
+  Losses figures;
 };
 
 /// Average milliseconds per iteration of named timers: minimum and maximum over the ranks.
@@ -119,8 +128,8 @@ struct EndMetrics {
 
 struct MetricsEvent {
   double wall_time = 0.0;  // seconds since 1970
-  std::variant<RunInfo, StepMetrics, IntervalMetrics, EvalMetrics, SaveMetrics, SampleText, TimerMetrics,
-               EndMetrics>
+  std::variant<RunInfo, StepMetrics, IntervalMetrics, EvalMetrics, SaveMetrics, SampleText, ScoreMetrics,
+               TimerMetrics, EndMetrics>
       data;
 };
 

@@ -98,7 +98,9 @@ struct Fields {
     json["losses"] = losses_json(evaluation.losses);
     for (const auto& [name, mean] : evaluation.metrics) json["losses"][name] = number(mean);
     json["perplexity"] = Json::object();
-    for (const auto& [name, loss] : evaluation.losses) json["perplexity"][name] = number(perplexity(loss));
+    for (const auto& [name, loss] : evaluation.losses) {
+      if (evaluation.has_perplexity) json["perplexity"][name] = number(perplexity(loss));
+    }
     json["seconds"] = number(evaluation.seconds);
     if (evaluation.repeated) json["repeated"] = true;
   }
@@ -116,6 +118,13 @@ struct Fields {
     json["iteration"] = sample.iteration;
     json["prompt"] = sample.prompt;
     json["text"] = sample.text;
+  }
+
+  void operator()(const ScoreMetrics& score) const {
+    json["type"] = "score";
+    json["model"] = score.model;
+    json["data"] = score.data;
+    json["figures"] = losses_json(score.figures);
   }
 
   void operator()(const TimerMetrics& timers) const {

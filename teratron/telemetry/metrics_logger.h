@@ -31,8 +31,9 @@ struct ConsoleOptions {
 };
 std::unique_ptr<MetricsWriter> console_writer(ConsoleOptions options);
 
-/// Appends to the file. UserError(config) if it cannot be created.
-std::unique_ptr<MetricsWriter> jsonl_writer(const std::filesystem::path& path);
+/// Appends to the file; calls `saved` after the event of a save. UserError(config) if it cannot be created.
+std::unique_ptr<MetricsWriter> jsonl_writer(const std::filesystem::path& path,
+                                            std::function<void()> saved = nullptr);
 /// The object that jsonl_writer writes; NaN and infinities become null.
 nlohmann::ordered_json to_json(const MetricsEvent& event);
 

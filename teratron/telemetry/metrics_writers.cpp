@@ -55,6 +55,7 @@ class ConsoleWriter : public MetricsWriter {
   }
 
   void evaluate(const EvalMetrics& evaluation) {
+    if (evaluation.is_told) return;
     if (options_.short_format) {
       options_.print(short_evaluation_line(evaluation));
       return;
@@ -68,14 +69,17 @@ class ConsoleWriter : public MetricsWriter {
 
 class JsonlWriter : public MetricsWriter {
  public:
-  explicit JsonlWriter(const std::filesystem::path& path) : file_(File::append(path, ExitCode::config)) {}
+  JsonlWriter(const std::filesystem::path& path, std::function<void()> saved)
+      : file_(File::append(path, ExitCode::config)), saved_(std::move(saved)) {}
 
   void write(const MetricsEvent& event) override {
     file_.write(to_json(event).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    if (saved_ && std::holds_alternative<SaveMetrics>(event.data)) saved_();
   }
 
  private:
   File file_;
+  std::function<void()> saved_;
 };
 
 class TensorBoardWriter : public MetricsWriter {
@@ -159,7 +163,7 @@ class TensorBoardWriter : public MetricsWriter {
       points.emplace_back(name + " " + evaluation.split, mean);
     for (const auto& [name, loss] : evaluation.losses) {
       points.emplace_back(name + " " + evaluation.split, loss);
-      if (!options_.validation_ppl) continue;
+      if (!options_.validation_ppl || !evaluation.has_perplexity) continue;
       points.emplace_back(name + " " + evaluation.split + " ppl", perplexity(loss));
     }
     if (points.empty()) return;
@@ -179,8 +183,8 @@ std::unique_ptr<MetricsWriter> console_writer(ConsoleOptions options) {
   return std::make_unique<ConsoleWriter>(std::move(options));
 }
 
-std::unique_ptr<MetricsWriter> jsonl_writer(const std::filesystem::path& path) {
-  return std::make_unique<JsonlWriter>(path);
+std::unique_ptr<MetricsWriter> jsonl_writer(const std::filesystem::path& path, std::function<void()> saved) {
+  return std::make_unique<JsonlWriter>(path, std::move(saved));
 }
 
 std::unique_ptr<MetricsWriter> tensorboard_writer(const std::filesystem::path& directory,

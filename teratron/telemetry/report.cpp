@@ -17,7 +17,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::string_view kEventTypes[] = {"step", "interval", "evaluation", "sample", "save", "end"};
+constexpr std::string_view kEventTypes[] = {"step",  "interval", "evaluation", "sample",
+                                            "score", "save",     "end"};
 constexpr std::string_view kColumns[] = {"iteration", "losses", "learning_rate", "grad_norm",
                                          "seconds",   "tokens", "skipped",       "max_allocated"};
 
@@ -39,6 +40,9 @@ Json step_row(const Json& step) {
 void start_run(const Json& run, Json& metrics) {
   if (!metrics["step"].empty()) metrics["restarts"] = metrics["restarts"].get<int64_t>() + 1;
   metrics["run"] = run;
+  metrics["runs"].push_back({{"start_iteration", member(run, "start_iteration")},
+                             {"time", member(run, "time")},
+                             {"facts", member(run, "facts")}});
   metrics["end"] = Json::array();
   const Json start = member(run, "start_iteration");
   for (const std::string_view type : {"step", "interval", "evaluation", "sample"}) {
@@ -110,11 +114,8 @@ void thin_loads(Json& intervals) {
 }  // namespace
 
 nlohmann::ordered_json read_metrics(const std::filesystem::path& jsonl) {
-  Json metrics = {{"run", Json::object()},
-                  {"restarts", 0},
-                  {"first_time", nullptr},
-                  {"last_time", nullptr},
-                  {"columns", kColumns}};
+  Json metrics = {{"run", Json::object()}, {"runs", Json::array()}, {"restarts", 0},
+                  {"first_time", nullptr}, {"last_time", nullptr},  {"columns", kColumns}};
   for (const std::string_view type : kEventTypes) metrics[type] = Json::array();
   int64_t events = 0;
   int64_t invalid = 0;

@@ -1,8 +1,15 @@
 #include "teratron/train/run_info.h"
 
 #include <chrono>
+#include <filesystem>
 
+#include <fmt/ranges.h>
+
+#include "teratron/base/environment.h"
+#include "teratron/base/strings.h"
 #include "teratron/device/device.h"
+#include "teratron/plan/rank_memory.h"
+#include "teratron/settings/component_options.h"
 #include "teratron/train/setup_lines.h"
 
 namespace teratron {
@@ -37,21 +44,67 @@ MathMode math_mode(const Arguments& args) {
   return args.bf16 || args.fp16 ? MathMode::half : MathMode::fp32;
 }
 
+namespace {
+
+std::string name_of_run(const Arguments& args) {
+  if (args.wandb_exp_name) return *args.wandb_exp_name;
+  std::filesystem::path folder = run_directory(args);
+  if (!folder.has_filename()) folder = folder.parent_path();
+  return folder.filename().string();
+}
+
+std::string joined_words(const std::vector<std::string>& words) {
+  return fmt::format("{}", fmt::join(words, " "));
+}
+
+std::string data_of(const Arguments& args) {
+  if (args.mock_data) return "mock data";
+  for (const std::vector<std::string>* const files :
+       {&args.data_path, &args.train_data_path, &args.train_data, &args.valid_data_path}) {
+    if (!files->empty()) return joined_words(*files);
+  }
+  return args.data_args_path.value_or(args.per_split_data_args_path.value_or(""));
+}
+
+std::string tokenizer_of(const Arguments& args) {
+  std::string text = args.tokenizer_type.value_or("");
+  for (const auto* const file : {&args.tokenizer_model, &args.vocab_file}) {
+    if (*file) text += fmt::format(", {}", **file);
+  }
+  return text;
+}
+
+RunInfo::Rows facts_of(const Trainer& trainer, const std::string& device) {
+  const Arguments& args = trainer.args();
+  RunInfo::Rows facts = {
+      {"name", name_of_run(args)},
+      {"model", trainer.model().summary},
+      {"parameters", fmt::format("{}", total_parameters(trainer.model()))},
+      {"parameters on a rank", fmt::format("{}", trainer.engine().parameters().numel())},
+      {"data", data_of(args)},
+      {"tokenizer", tokenizer_of(args)},
+      {"sequence length", fmt::format("{}", args.seq_length.value())},
+      {"batch", fmt::format("{} samples, micro-batches of {}", args.global_batch_size.value(),
+                            args.micro_batch_size.value())},
+      {"precision", precision_name(args)},
+      {"layout", layout_name(args)},
+      {"device", device},
+      {"host", host_name()},
+      {"command", command_line_of_process()},
+      {"seed", fmt::format("{}", args.seed)}};
+  std::erase_if(facts, [](const auto& fact) { return fact.second.empty(); });
+  return facts;
+}
+
+}  // namespace
+
 RunInfo run_info(const Trainer& trainer) {
   const Arguments& args = trainer.args();
   const std::string device = device_name(trainer.device());
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   RunInfo run{
       .run_id = fmt::format("{:x}", std::chrono::duration_cast<std::chrono::microseconds>(now).count()),
-      .facts = {{"model", trainer.model().summary},
-                {"parameters on a rank", fmt::format("{}", trainer.engine().parameters().numel())},
-                {"sequence length", fmt::format("{}", args.seq_length.value())},
-                {"batch", fmt::format("{} samples, micro-batches of {}", args.global_batch_size.value(),
-                                      args.micro_batch_size.value())},
-                {"precision", precision_name(args)},
-                {"layout", layout_name(args)},
-                {"device", device},
-                {"seed", fmt::format("{}", args.seed)}},
+      .facts = facts_of(trainer, device),
       .arguments = argument_texts(args),
       .train_iters = trainer.train_iters(),
       .world_size = trainer.mesh().world_size(),

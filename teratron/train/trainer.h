@@ -116,6 +116,7 @@ class Trainer {
   Losses losses_of(const StepResult& result) const;
   Losses metrics_of(const StepResult& result) const;
   Losses named_losses(const StepResult& result) const;
+  bool has_perplexity() const { return step_->has_perplexity(); }
   /// Micro-batches from `source`, through TrainStep::get_batch().
   MicroBatches batches_from(BatchSource& source) const;
 

@@ -71,17 +71,22 @@ function axisTop(values) {
 
 const drawn = [];  // for the cursor
 
-// series: {name, color, points, faint, dots}
-function chart({title, series, wide, xLabel = 'iteration'}) {
+const narrow = innerWidth < 640;  // a phone: letters keep their size, lines get less room
+
+// series: {name, color, points, faint, dots}; marks: {x, name}, as where a run was resumed
+function chart({title, series, wide, xLabel = 'iteration', marks = []}) {
   const shown = series.filter(s => s.points.length), values = shown.flatMap(s => s.points.map(p => p[1]));
   if (!shown.length) return '';
-  const [width, height, left, right, top, bottom] = [wide ? 1012 : 500, wide ? 340 : 220, 58, 14, 34, 38];
+  const below = narrow && wide;  // the legend is below the title
+  const [width, height, left, right, top, bottom] =
+    narrow ? [380, wide ? 280 : 200, 52, 12, below ? 50 : 34, 38] : [wide ? 1012 : 500, wide ? 340 : 220, 58, 14, 34, 38];
   const xs = shown.flatMap(s => s.points.map(p => p[0]));
-  const x = makeAxis(minimum(xs), maximum(xs), wide ? 10 : 6, false);
+  const x = makeAxis(minimum(xs), maximum(xs), narrow ? 4 : wide ? 10 : 6, false);
   const y = makeAxis(Math.min(minimum(values), wide ? Infinity : 0), axisTop(values), 5, true);
   const inner = {x: left - 4, y: top - 4, width: width - left - right + 8, height: height - top - bottom + 8};
   const px = value => (left + (value - x.low) / (x.high - x.low) * (width - left - right)).toFixed(1);
   const py = value => (height - bottom - (value - y.low) / (y.high - y.low) * (height - top - bottom)).toFixed(1);
+  const inside = marks.filter(mark => mark.x > x.low && mark.x < x.high);
   const legend = wide ? shown.map(s => html`\u2003<tspan class="key" fill="var(--${s.color})"
     opacity="${s.faint ? 0.45 : 1}">━━</tspan>\u00a0${s.name}`) : [];
   const toX = at => x.low + (at * width - left) / (width - left - right) * (x.high - x.low);  // at: 0 to 1 of the width
@@ -93,11 +98,16 @@ function chart({title, series, wide, xLabel = 'iteration'}) {
     ${x.ticks.map(t => html`
       <text text-anchor="middle" x="${px(t)}" y="${height - bottom + 16}">${tickLabel(t)}</text>`)}
     <text class="title" x="${left}" y="18">${title}</text>
-    <text class="legend" text-anchor="end" x="${width - right}" y="18">${legend}</text>
+    <text class="legend" text-anchor="${below ? 'start' : 'end'}" x="${below ? left - 10 : width - right}"
+      y="${below ? 36 : 18}">${legend}</text>
     <text text-anchor="end" x="${width - right}" y="${height - 6}">${xLabel}</text>
     <svg x="${inner.x}" y="${inner.y}" width="${inner.width}" height="${inner.height}"
       viewBox="${Object.values(inner).join(' ')}">
     <line class="cursor" y1="${top}" y2="${height - bottom}" visibility="hidden"/>
+    ${inside.map(mark => html`<line class="mark" x1="${px(mark.x)}" x2="${px(mark.x)}" y1="${top}"
+      y2="${height - bottom}"><title>${mark.name}</title></line>
+      ${wide ? html`<text class="mark" text-anchor="end" x="${+px(mark.x) - 4}" y="${height - bottom - 6}">
+        ${mark.name}</text>` : ''}`)}
     ${shown.map(s => html`<polyline class="line ${s.faint ? 'faint' : ''}" stroke="var(--${s.color})"
       points="${downsample(s.points, width).map(p => `${px(p[0])},${py(p[1])}`).join(' ')}"/>
       ${(s.dots ? s.points : []).map(p => html`

@@ -13,6 +13,7 @@ class ClassificationStep : public TrainStep {
   std::vector<std::string> metric_names() const override;
   /// loss() sees one row per text.
   bool takes_packed_rows() const override { return true; }
+  bool has_perplexity() const override { return target_ != ClassifierTarget::number; }
   StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) override;
   /// The loss of logits [B, K] against the column labels. Default: classification_loss().
   virtual LossTerm loss(const at::Tensor& logits_BK, const MicroBatch& batch) {

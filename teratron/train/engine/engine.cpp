@@ -12,6 +12,7 @@
 #include "teratron/device/device.h"
 #include "teratron/models/lora.h"
 #include "teratron/pipeline/executor.h"
+#include "teratron/train/engine/returned_losses.h"
 #include "teratron/train/graphs/graph_choice.h"
 #include "teratron/train/graphs/microbatch_graphs.h"
 
@@ -91,10 +92,7 @@ at::Tensor TrainEngine::loss(Model& chunk, const Activations& output, const Micr
                              DeviceScalars& scalars) {
   const StepLoss result = step_.forward_step(chunk, output, batch);
   const DeviceScalars::Sizes& sizes = scalars.sizes();
-  TERATRON_ASSERT(static_cast<int64_t>(result.losses.size()) == sizes.losses &&
-                      static_cast<int64_t>(result.metrics.size()) == sizes.custom_metrics,
-                  "the train step returned {} losses and {} metrics instead of {} and {}",
-                  result.losses.size(), result.metrics.size(), sizes.losses, sizes.custom_metrics);
+  check_returned(result, {sizes.losses, sizes.custom_metrics});
   const Group& context_parallel = mesh_.group(Axis::cp);
   at::Tensor total;
   for (size_t i = 0; i < result.losses.size(); ++i) {

@@ -41,6 +41,8 @@ class TrainStep {
   /// Whether forward_step() is known never to wait for the device, nor to read host values that change
   /// between steps, so that it can become a CUDA graph without being asked to (--cuda-graph-impl auto).
   virtual bool never_waits() const { return false; }
+  /// Whether its losses are negative log likelihoods, of which the log also has the perplexity.
+  virtual bool has_perplexity() const { return true; }
   /// Called on the last pipeline stage with the output of the model's forward().
   virtual StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) {
     return {.losses = model.losses(output, batch)};

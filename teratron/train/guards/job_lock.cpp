@@ -118,7 +118,7 @@ JobLock::~JobLock() {
 }
 
 bool JobLock::acquire(std::chrono::milliseconds watch) {
-  descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640);
+  descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (descriptor_ < 0) {
     throw config_error({.what = fmt::format("the lock file cannot be written: {}", std::strerror(errno)),
                         .where = path_.string(),

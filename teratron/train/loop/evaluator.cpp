@@ -44,6 +44,7 @@ void Evaluator::log(EvalMetrics metrics, const StepResult& result) {
   metrics.consumed_samples = trainer_.state().consumed_train_samples;
   metrics.losses = trainer_.losses_of(result);
   metrics.metrics = trainer_.metrics_of(result);
+  metrics.has_perplexity = trainer_.has_perplexity();
   log_.emit(std::move(metrics));
 }
 
@@ -97,8 +98,12 @@ void Evaluator::evaluate_epoch() {
   const int64_t epoch = epochs_after(trainer_.state().iteration) - 1;
   double loss = 0.0;
   for (const auto& [name, value] : trainer_.losses_of(*result)) loss += value;
-  if (trainer_.is_last_rank()) print("epoch {}: perplexity: {} eval_loss: {}", epoch, std::exp(loss), loss);
-  log({.prefix = fmt::format("epoch {}", epoch), .seconds = seconds_since(begin)}, *result);
+  std::string line = fmt::format("epoch {}:", epoch);
+  if (trainer_.has_perplexity()) line += fmt::format(" perplexity: {}", std::exp(loss));
+  line += fmt::format(" eval_loss: {}", loss);
+  for (const auto& [name, value] : trainer_.metrics_of(*result)) line += fmt::format(" {}: {}", name, value);
+  if (trainer_.is_last_rank()) print_line(line);
+  log({.prefix = fmt::format("epoch {}", epoch), .is_told = true, .seconds = seconds_since(begin)}, *result);
 }
 
 }  // namespace teratron

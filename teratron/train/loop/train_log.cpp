@@ -70,7 +70,7 @@ void TrainLog::add_writers() {
   const std::filesystem::path directory = run_directory(args());
   if (!directory.empty()) {
     const std::filesystem::path log = metrics_file(directory, state().iteration == 0);
-    logger_->add_async("metrics.jsonl", jsonl_writer(log));
+    logger_->add_async("metrics.jsonl", jsonl_writer(log, [directory] { report_or_warn(directory); }));
     if (args().wandb_project) {
       notice("Weights & Biases: run tools/wandb_follow.py {} during the training, or after it", log.string());
     }

@@ -262,6 +262,39 @@ TEST_F(Loop, CustomTrainStepChangesTheLossInEveryLayout) {
   }
 }
 
+// Returns what its constructor was given, of one loss and no metric.
+class WrongStep : public TrainStep {
+ public:
+  explicit WrongStep(std::function<StepLoss(const at::Tensor& sum)> make) : make_(std::move(make)) {}
+  StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) override {
+    return make_(model.token_losses(output, batch).sum());
+  }
+
+ private:
+  std::function<StepLoss(const at::Tensor& sum)> make_;
+};
+
+TEST_F(Loop, WrongTrainStepsAreErrorsOfTheirUser) {
+  const at::Tensor one = at::ones({});
+  const std::pair<const char*, std::function<StepLoss(const at::Tensor&)>> steps[] = {
+      {"returned 2 losses and 0 metrics instead of 1 and 0",
+       [&](const at::Tensor& sum) { return StepLoss{.losses = {{sum, one}, {sum, one}}}; }},
+      {"returned 1 losses and 1 metrics instead of 1 and 0",
+       [&](const at::Tensor& sum) { return StepLoss{.losses = {{sum, one}}, .metrics = {one}}; }},
+      {"is not one number",
+       [&](const at::Tensor& sum) { return StepLoss{.losses = {{sum.expand({3}), one}}}; }}};
+  for (const auto& [message, make] : steps) {
+    const Registry registry = {
+        .train_step = [&](const Registry::Context&) { return std::make_unique<WrongStep>(make); }};
+    try {
+      train(flags("wrong", {"--fresh"}), 1, registry);
+      ADD_FAILURE() << message;
+    } catch (const UserError& error) {
+      EXPECT_NE(std::string(error.what()).find(message), std::string::npos) << error.what();
+    }
+  }
+}
+
 TEST_F(Loop, CustomLoopMatchesTheProgram) {
   EXPECT_EQ(train(flags("program"), 2), ExitCode::ok);
   const ParsedArguments parsed = pretrain_arguments(flags("own"), 2, plain_gpt());
