@@ -13,6 +13,7 @@ make_package() {
     build teratron
   fi
   tools/bundle "$package" "$(binary)" "${tests[@]}"
+  tools/man_pages "$(binary)" "$package/share/man"
   say "$package: $(du -sm "$package" | cut -f1) MiB; start it with $package/teratron"
 }
 

@@ -2,6 +2,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -273,3 +274,45 @@ def test_bundle_runs_elsewhere(tmp_path):
     assert not [name for name in libraries if name.startswith(("libtorch", "libc10", "libstdc++", "libcud"))]
     assert str(ROOT) not in subprocess.run(["readelf", "-d", tmp_path / "moved/libexec/teratron"], capture_output=True,
                                            text=True).stdout
+
+
+@needs_binary
+@needs_fortunes
+def test_speedrun_ends_with_a_report_with_scores(tmp_path):
+    """All of its steps with little data and few of each."""
+    program = tmp_path / "program"
+    program.write_text(f"""#!/bin/sh
+data=runs/speedrun/data
+case $1 in
+  tokenizer) for file in chats questions texts; do head -n 40 $data/$file.jsonl >$data/cut && mv $data/cut $data/$file.jsonl; done ;;
+  pretrain) exec {BINARY} "$@" --train-iters 6 --lr-warmup-iters 1 --eval-iters 1 --num-threads 1 --device cpu ;;
+esac
+exec {BINARY} "$@"
+""")
+    program.chmod(0o755)
+    script = (f"source {ROOT}/run; cd {tmp_path}; need_packages() {{ :; }}; build() {{ :; }}; binary() {{ echo {program}; }}; "
+              "has_gpu() { false; }; command_speedrun")
+    done = run("bash", "-c", script)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    left = tmp_path / "runs/speedrun"
+    page = json.loads(re.search(r'id="metrics">(.*?)</script>', (left / "report.html").read_text())[1])
+    assert {(score["model"], score["data"]) for score in page["score"]} == {(m, d) for m in ("base", "chat") for d in ("questions.jsonl", "texts.jsonl")}
+    assert all(0 <= score["figures"]["accuracy"] <= 1 for score in page["score"] if score["data"] == "questions.jsonl")
+    assert page["step"] and len(page["sample"]) >= 3 and (left / "finetuning" / "report.html").exists()
+    assert json.loads((left / "chat" / "tokenizer_config.json").read_text())["chat_template"]
+    assert "serve --hf runs/speedrun/chat" in done.stdout + done.stderr
+    again = run("bash", "-c", script)
+    assert again.returncode == 0 and "teratron pretrain" not in again.stderr and "teratron eval" not in again.stderr
+
+
+@needs_binary
+def test_every_command_has_a_manual_page(tmp_path):
+    done = run(ROOT / "tools/man_pages", BINARY, tmp_path)
+    assert done.returncode == 0, done.stderr
+    pages = {path.name: path.read_text() for path in (tmp_path / "man1").iterdir()}
+    commands = re.findall(r"^  ([a-z0-9-]+)  ", run(BINARY, "--help").stdout, re.MULTILINE)
+    assert len(commands) > 15 and {f"teratron-{command}.1" for command in commands} <= pages.keys()
+    assert {"teratron.1", "teratron-pretrain-gpt.1", "teratron-ckpt-convert.1", "teratron-data-inspect.1"} <= pages.keys()
+    for name, text in pages.items():
+        assert text.startswith(".TH TERATRON") and ".SH NAME" in text and len(text.splitlines()) > 10, name
+    assert "\\-\\-tensor\\-model\\-parallel\\-size" in pages["teratron-pretrain-gpt.1"]
