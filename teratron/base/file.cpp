@@ -24,8 +24,8 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int max_attempts = 6;
-constexpr std::chrono::milliseconds first_pause{25};  // doubles: 0.8 s in total
-constexpr mode_t file_mode = 0640;
+constexpr std::chrono::milliseconds first_pause{25};    // doubles: 0.8 s in total
+constexpr mode_t file_mode = 0666, folder_mode = 0777;  // less the umask
 
 std::atomic<int64_t>& retry_count() {
   static std::atomic<int64_t> count = 0;  // lint: allow(global-state): a metric of the process
@@ -304,11 +304,11 @@ void sync_directory(const fs::path& path, ExitCode kind) {
 }
 
 void make_directories(const fs::path& path, ExitCode kind) {
-  if (path.empty() || ::mkdir(path.c_str(), 0750) == 0) return;
+  if (path.empty() || ::mkdir(path.c_str(), folder_mode) == 0) return;
   int error = errno;
   if (error == ENOENT && path.has_relative_path() && path.parent_path() != path) {
     make_directories(path.parent_path(), kind);
-    error = ::mkdir(path.c_str(), 0750) == 0 ? 0 : errno;
+    error = ::mkdir(path.c_str(), folder_mode) == 0 ? 0 : errno;
   }
   std::error_code ignored;
   if (error == 0 || (error == EEXIST && fs::is_directory(path, ignored))) return;

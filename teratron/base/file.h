@@ -38,7 +38,7 @@ class File {
   /// Opens a regular file for reading, never waiting for the writer of a pipe. `kind` is that of UserErrors
   /// for an invalid path, a pipe, a device or a truncated file.
   static File open(const std::filesystem::path& path, ExitCode kind);
-  /// Creates a file for writing, mode 0640; it must not exist.
+  /// Creates a file for writing, as the umask lets; it must not exist.
   static File create(const std::filesystem::path& path, ExitCode kind);
   /// Opens a regular file for appending; creates it if needed.
   static File append(const std::filesystem::path& path, ExitCode kind);
@@ -123,7 +123,7 @@ void write_text(const std::filesystem::path& path, std::string_view text, ExitCo
 void rename_path(const std::filesystem::path& from, const std::filesystem::path& to, ExitCode kind);
 /// fsync of a directory: makes renames in it durable.
 void sync_directory(const std::filesystem::path& path, ExitCode kind);
-/// mkdir -p with mode 0750.
+/// mkdir -p, as the umask lets.
 void make_directories(const std::filesystem::path& path, ExitCode kind);
 /// Sorted names in a directory; empty if it does not exist.
 std::vector<std::string> list_directory(const std::filesystem::path& path, ExitCode kind);

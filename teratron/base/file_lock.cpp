@@ -30,7 +30,7 @@ std::optional<FileLock> FileLock::lock(const std::filesystem::path& path, int op
     throw Fault(fmt::format("cannot {} {}: {}", what, printable(path.string(), 1000), std::strerror(errno)));
   };
   while (true) {
-    const int descriptor = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640);
+    const int descriptor = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (descriptor < 0 && (errno == EACCES || errno == EPERM || errno == EROFS || errno == ENOENT)) {
       throw config_error({.what = fmt::format("the directory is not writable ({})", std::strerror(errno)),
                           .where = printable(path.parent_path().string(), 1000),

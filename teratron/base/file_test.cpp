@@ -24,9 +24,6 @@ TEST_F(FileTest, WritesReadsAndReportsTruncation) {
   const fs::path path = directory_ / "f";
   write_text(path, "hello world", ExitCode::data);
   EXPECT_EQ(read_text(path, {}), "hello world");
-  struct stat status{};
-  ASSERT_EQ(::stat(path.c_str(), &status), 0);
-  EXPECT_EQ(status.st_mode & 0777 & ~0640, 0U) << "more open than 0640";
   const File file = File::open(path, ExitCode::checkpoint);
   char buffer[8];
   EXPECT_EQ(file.read_some(buffer, 8, 6), 5);
@@ -39,6 +36,23 @@ TEST_F(FileTest, WritesReadsAndReportsTruncation) {
     EXPECT_NE(text.find(path.string()), std::string::npos);
     EXPECT_NE(text.find("expected 8 bytes at offset 6, found 5"), std::string::npos) << text;
   }
+}
+
+TEST_F(FileTest, ModesFollowTheUmask) {
+  const auto mode_of = [](const fs::path& path) {
+    struct stat status{};
+    return ::stat(path.c_str(), &status) == 0 ? status.st_mode & 0777U : 0U;
+  };
+  const mode_t before = ::umask(0);
+  for (const mode_t mask : {0002U, 0022U, 0027U, 0077U}) {
+    ::umask(mask);
+    const fs::path folder = directory_ / std::to_string(mask), file = folder / "f";
+    make_directories(folder, ExitCode::config);
+    write_text(file, "x", ExitCode::data);
+    EXPECT_EQ(mode_of(folder), 0777U & ~mask);
+    EXPECT_EQ(mode_of(file), 0666U & ~mask);
+  }
+  ::umask(before);
 }
 
 TEST_F(FileTest, MissingFilesAreUserErrors) {

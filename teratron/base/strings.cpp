@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <fstream>
 
 #include <unistd.h>
 
@@ -38,6 +39,30 @@ std::string terminal_text(std::string_view text) {
 
 std::string stdout_text(std::string_view text) {
   return isatty(STDOUT_FILENO) == 1 ? terminal_text(text) : std::string(text);
+}
+
+std::string shell_word(const std::string& word) {
+  constexpr std::string_view plain = "-_./=:,+@%";
+  const bool is_plain = !word.empty() && std::ranges::all_of(word, [&](unsigned char c) {
+    return std::isalnum(c) != 0 || plain.find(static_cast<char>(c)) != plain.npos;
+  });
+  if (is_plain) return word;
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return text + "'";
+}
+
+std::vector<std::string> words_of_process() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> words;
+  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
+  return words;
+}
+
+std::string command_line_of_process() {
+  std::string text;
+  for (const std::string& word : words_of_process()) text += (text.empty() ? "" : " ") + shell_word(word);
+  return printable(text, 16384);
 }
 
 }  // namespace teratron

@@ -19,4 +19,11 @@ std::string terminal_text(std::string_view text);
 /// terminal_text() if stdout is a terminal; else `text`.
 std::string stdout_text(std::string_view text);
 
+/// A word of a command line, in single quotes where a shell needs them.
+std::string shell_word(const std::string& word);
+/// The words of this process, as the kernel has them: secrets are hidden (settings/secret_flags.h).
+std::vector<std::string> words_of_process();
+/// words_of_process() for a shell, printable.
+std::string command_line_of_process();
+
 }  // namespace teratron

@@ -4,6 +4,8 @@
 #include <functional>
 #include <numeric>
 
+#include "teratron/base/error.h"
+
 namespace teratron {
 
 int64_t element_size(ColumnType type) {
@@ -24,6 +26,19 @@ const Sample::Part* Sample::find(std::string_view name) const {
   const auto found = std::find_if(parts_.begin(), parts_.end(),
                                   [name](const Part& part) { return part.column->name == name; });
   return found == parts_.end() ? nullptr : &*found;
+}
+
+void Sample::refuse(std::string_view name, ColumnType type) const {
+  const auto type_name = [](ColumnType each) {
+    return each == ColumnType::i64 ? "i64" : each == ColumnType::i32 ? "i32" : "f32";
+  };
+  std::string columns;
+  for (const Part& part : parts_)
+    columns += fmt::format("{}{} ({})", columns.empty() ? "" : ", ", part.column->name,
+                           type_name(part.column->type));
+  throw config_error({.what = fmt::format("a sample has no column {} of {}", name, type_name(type)),
+                      .where = "the dataset",
+                      .fix = "The columns of the model's batches are " + columns});
 }
 
 Batch::Batch(const BatchSchema& schema, int64_t samples) : schema_(schema), samples_(samples) {

@@ -61,10 +61,12 @@ class Sample {
 
  private:
   const Part* find(std::string_view name) const;
+  /// UserError(config): the dataset, which may be a program's, fills a column that the model has not.
+  [[noreturn]] void refuse(std::string_view name, ColumnType type) const;
   template <typename T>
   std::span<T> values(std::string_view name, ColumnType type) const {
     const Part* const part = find(name);
-    TERATRON_ASSERT(part && part->column->type == type, "no column {} of this type", name);
+    if (!part || part->column->type != type) refuse(name, type);
     return {reinterpret_cast<T*>(part->data), static_cast<size_t>(part->column->numel())};
   }
   std::vector<Part> parts_;

@@ -160,6 +160,12 @@ ParseResult architecture_settings(std::string_view program, const Schema& schema
       reject_contradictions(given, sources, settings);
     }
   } catch (const UserError& error) {
+    // What the model would have brought is not missing as well.
+    for (const char* const name :
+         {"model_preset", "num_layers", "hidden_size", "num_attention_heads", "seq_length",
+          "decoder_seq_length", "max_position_embeddings", "vocab_size", "tokenizer_type", "tokenizer_model",
+          "vocab_file", "merge_file"})
+      settings.unresolved.emplace_back(name);
     settings.problems.insert(settings.problems.end(), error.problems().begin(), error.problems().end());
   }
   return settings;

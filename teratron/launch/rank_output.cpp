@@ -33,7 +33,7 @@ int64_t parse_iteration(std::string_view line) {
 
 /// Locked until it is closed; empty if another launcher has locked it.
 FileDescriptor open_log(const std::filesystem::path& log) {
-  FileDescriptor file(open(log.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640));
+  FileDescriptor file(open(log.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666));
   if (file.get() < 0) {
     throw config_error(
         {.what = "cannot be written", .where = log.string(), .fix = "Choose another --log-dir"});

@@ -1,6 +1,7 @@
 #include "teratron/megatron/saved_args.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "teratron/base/config/layer_pattern.h"
 #include "teratron/base/error.h"
@@ -257,6 +258,44 @@ bool is_true(const json& value) {
   return !value.is_null() && value != false && value != 0;
 }
 
+namespace {
+
+struct SavedTokenizer {
+  std::string_view type;
+  std::vector<const char*> files;
+};
+
+// Tokenizers that are the same here. NullTokenizer counts its tokens in another way.
+const SavedTokenizer saved_tokenizers[] = {{"GPT2BPETokenizer", {"vocab_file", "merge_file"}},
+                                           {"BertWordPieceLowerCase", {"vocab_file"}},
+                                           {"BertWordPieceCase", {"vocab_file"}},
+                                           {"HuggingFaceTokenizer", {"tokenizer_model"}},
+                                           {"SentencePieceTokenizer", {"tokenizer_model"}},
+                                           {"GPTSentencePieceTokenizer", {"tokenizer_model"}},
+                                           {"Llama2Tokenizer", {"tokenizer_model"}}};
+
+// The type and, if they are on this machine, the files.
+void take_tokenizer(const PickleValue* args, json& settings) {
+  const json type = saved_arg(args, "tokenizer_type");
+  const auto* const known = std::ranges::find_if(
+      saved_tokenizers, [&](const SavedTokenizer& each) { return type == std::string(each.type); });
+  if (known == std::end(saved_tokenizers)) return;
+  const bool here = std::ranges::all_of(known->files, [&](const char* name) {
+    const json file = saved_arg(args, name);
+    std::error_code ignored;
+    return file.is_string() && std::filesystem::exists(file.get<std::string>(), ignored);
+  });
+  if (!here && known->files.front() == std::string_view("tokenizer_model")) return;
+  settings["tokenizer_type"] = type;
+  for (const char* const name : known->files) {
+    if (here)
+      settings[name] =
+          std::filesystem::absolute(saved_arg(args, name).get<std::string>()).lexically_normal().string();
+  }
+}
+
+}  // namespace
+
 json saved_settings(const PickleValue* args) {
   json settings = json::object();
   const bool has_experts = is_true(saved_arg(args, "num_experts"));
@@ -270,10 +309,7 @@ json saved_settings(const PickleValue* args) {
   if (const json old = saved_arg(args, "disable_bias_linear");
       !old.is_null() && !settings.contains("add_bias_linear"))
     settings["add_bias_linear"] = !is_true(old);
-  // The tokenizers that are the same here. NullTokenizer counts its tokens in another way.
-  for (const char* type : {"GPT2BPETokenizer", "BertWordPieceLowerCase", "BertWordPieceCase"}) {
-    if (saved_arg(args, "tokenizer_type") == type) settings["tokenizer_type"] = type;
-  }
+  take_tokenizer(args, settings);
   if (is_true(saved_arg(args, "use_rotary_position_embeddings")))
     settings["position_embedding_type"] = "rope";
   if (is_true(saved_arg(args, "group_query_attention"))) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 
 #include "teratron/base/error.h"
 #include "teratron/base/strings.h"
@@ -158,6 +159,58 @@ std::string dump(const Arguments& args) {
 
 std::string dump(const ParsedArguments& parsed) {
   return dump(parsed.schema ? *parsed.schema : arguments_schema(), &parsed.args);
+}
+
+namespace {
+
+const Schema& schema_of_run(const ParsedArguments& parsed) {
+  return parsed.schema ? *parsed.schema : arguments_schema();
+}
+
+// Where a value comes from that is not the default.
+enum class Origin : uint8_t { none, user, model, derived };
+
+Origin origin_of(const ParsedArguments& parsed, const Field& field) {
+  static const Arguments defaults;
+  const auto source = parsed.sources.find(field.name);
+  if (field.status == FieldStatus::derived || source == parsed.sources.end()) return Origin::none;
+  const bool differs = field.storage || get_value(field, &parsed.args) != get_value(field, &defaults);
+  if (!differs) return Origin::none;
+  if (source->second == derived_source) return Origin::derived;
+  return source->second.find("config.json") == std::string::npos ? Origin::user : Origin::model;
+}
+
+}  // namespace
+
+std::string dump_changes(const ParsedArguments& parsed) {
+  const Schema& schema = schema_of_run(parsed);
+  std::map<Origin, int64_t> counts;
+  for (const Field& field : schema.fields()) ++counts[origin_of(parsed, field)];
+  std::string text = dump(schema, &parsed.args,
+                          [&](const Field& field) { return origin_of(parsed, field) == Origin::user; });
+  std::string more = fmt::format("{} more settings have their defaults", counts[Origin::none]);
+  if (counts[Origin::model] > 0) more += fmt::format(", {} are those of config.json", counts[Origin::model]);
+  if (counts[Origin::derived] > 0) more += fmt::format(", {} were derived", counts[Origin::derived]);
+  const bool has_folder = parsed.args.save || parsed.args.run_dir;
+  if (has_folder) more += ": metrics.jsonl and report.html list all";
+  return text.insert(text.rfind('\n') + 1, fmt::format("  ({})\n", more));  // before the end of the listing
+}
+
+std::string resolved_yaml(const ParsedArguments& parsed) {
+  std::string text =
+      "# The settings of this run. `--config-file` with this file gives them again; flags override it.\n";
+  std::string derived;
+  for (const Field& field : schema_of_run(parsed).fields()) {
+    const Origin origin = origin_of(parsed, field);
+    if (origin == Origin::none || field.traits.secret || field.name == "config_file") continue;
+    const std::string line = fmt::format("{}: {}", field.name, yaml_value(get_value(field, &parsed.args)));
+    if (origin == Origin::derived) {
+      derived += fmt::format("# {}\n", line);
+    } else {
+      text += fmt::format("{}  # {}\n", line, printable(parsed.sources.find(field.name)->second));
+    }
+  }
+  return derived.empty() ? text : fmt::format("{}\n# Derived from these:\n{}", text, derived);
 }
 
 std::string explain(const ParsedArguments& parsed) {

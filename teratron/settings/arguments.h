@@ -132,6 +132,12 @@ Field bound_setting(std::string_view name, Arguments* args, std::string_view hel
 /// Megatron-LM's listing of all arguments.
 std::string dump(const Arguments& args);
 std::string dump(const ParsedArguments& parsed);
+/// dump() of the settings that the user set to other values than their defaults, with a count of the others:
+/// what follows from these or from the config.json of a model.
+std::string dump_changes(const ParsedArguments& parsed);
+/// A file for --config-file that gives these settings again, with where each was set; what was derived is in
+/// comments. Without secrets.
+std::string resolved_yaml(const ParsedArguments& parsed);
 /// A line "name = value  (source)" for each setting that was set or derived.
 std::string explain(const ParsedArguments& parsed);
 /// JSON for checkpoints, and its inverse. `unknown` receives unknown keys. Throws UserError(checkpoint).

@@ -92,6 +92,22 @@ def test_older_configurations_are_updated(tmp_path):
     message(teratron("config", "updat", code=2), "updat", "update")
 
 
+def test_config_writes_model_data_and_comments_when_asked(tmp_path):
+    def written(name, *flags):
+        teratron("config", "default", "--config-file", tmp_path / name, *flags)
+        return (tmp_path / name).read_text()
+    plain = written("plain.yaml")
+    assert "#" not in plain and "data_path" not in plain and "model" not in plain.replace("main_training_function: main", "").replace("megatron_lm", "")
+    commented = written("comments.yaml", "--comments")
+    lines = [line for line in commented.splitlines() if line.strip()]
+    assert lines and all("  # " in line for line in lines), commented
+    assert "".join(re.sub(r"  # .*", "", line) + "\n" for line in lines) == written("same.yaml")
+    whole = written("whole.yaml", "--model-preset", "gpt2", "--num-gpus", "2", "--gpu-memory", "80", "--data-path", "my text", "b", "--comments")
+    assert 'model_preset: "gpt2"  # ' in whole and 'data_path: ["my text","b"]  # ' in whole
+    shown = teratron("plan", "gpt", "--config-file", tmp_path / "whole.yaml", "--seq-length", "64", "--micro-batch-size", "1", "--num-micro-batches", "1").stdout
+    assert "num_layers = 12" in shown and "data_path = ['my text', 'b']" in shown
+
+
 def test_the_wizard_proposes_a_layout_that_fits(tmp_path):
     said = wizard(tmp_path, "\n2\n\n\n\nyes\n\n\n\n\n\n\n\n\n", "--model-preset", "llama3-8b", "--num-gpus", "8",
                   "--gpu-memory", "H100").stdout

@@ -6,6 +6,7 @@
 #include "teratron/base/config/command_line.h"
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
+#include "teratron/base/strings.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/config/config_layout.h"
 #include "teratron/cli/config/config_update.h"
@@ -23,12 +24,28 @@ struct ConfigOptions {
   std::string family = "gpt";
   std::optional<std::string> gpu_memory;
   std::optional<int64_t> gpus;
+  bool comments = false;
   Arguments settings = {};
 
   std::vector<std::string> model_flags() const {
     if (settings.model_preset) return {"--model-preset", *settings.model_preset};
     if (settings.hf_config) return {"--hf-config", *settings.hf_config};
+    if (settings.hf) return {"--hf", *settings.hf};
     return {};
+  }
+
+  // Keys of the training, which Accelerate's file has not.
+  std::string training() const {
+    std::string text;
+    for (const char* const name : {"model_preset", "hf_config", "hf", "data_path"}) {
+      const Field& field = arguments_schema().field(name);
+      const Value value = get_value(field, &settings);
+      const auto* const words = std::get_if<std::vector<std::string>>(&value);
+      if (std::holds_alternative<std::monostate>(value) || (words && words->empty())) continue;
+      text += fmt::format("{}: {}{}\n", name, yaml_value(value),
+                          comments ? fmt::format("  # {}", field.help) : "");
+    }
+    return text;
   }
 };
 
@@ -37,6 +54,7 @@ std::optional<ConfigOptions> read_config_options(std::span<const std::string> ar
   bool take_defaults = false;
   const CommandLine line = {
       .name = "teratron config",
+      .example = "teratron config --model-preset llama3-8b --num-gpus 8 --gpu-memory H100",
       .usage = "[default|update] [FLAGS]",
       .summary =
           "Ask Accelerate's questions about machines, parallelism and precision, and write a configuration "
@@ -49,9 +67,13 @@ std::optional<ConfigOptions> read_config_options(std::span<const std::string> ar
           bound_field("config_file", &options.file, "File to write; must not exist, except for update"),
           bound_field("default", &take_defaults, "The same as the action default"),
           bound_field("family", &options.family, "What the file is for: gpt, bert, ..."),
-          bound_setting("model_preset", &options.settings, "Propose a layout in which this model fits"),
+          bound_setting("model_preset", &options.settings,
+                        "Train this architecture; proposes a layout in which it fits"),
           bound_setting("hf_config", &options.settings,
-                        "Propose a layout for this config.json, or the folder that holds it"),
+                        "Likewise of a config.json, or the folder that holds it"),
+          bound_setting("hf", &options.settings, "Train this Hugging Face model: its folder"),
+          bound_setting("data_path", &options.settings, "Data to write into the file"),
+          bound_field("comments", &options.comments, "Write what each key means beside it"),
           bound_field("num_gpus", &options.gpus, "GPUs of a machine; default: those of this one", {.min = 1}),
           bound_field("gpu_memory", &options.gpu_memory,
                       "Memory of a GPU in GiB, or its name; default: that of this machine's")}};
@@ -77,6 +99,7 @@ WizardDefaults wizard_defaults(const ConfigOptions& options) {
   WizardDefaults defaults{.gpus = options.gpus ? *options.gpus : gpu_count()};
   const std::vector<std::string> model = options.model_flags();
   if (model.empty()) return defaults;
+  if (defaults.gpus == 0 && !options.gpu_memory) return defaults;  // one rank on a CPU
   const std::optional<GpuMemory> memory = memory_of(options, defaults.gpus);
   if (!memory)
     throw config_error({.what = "the memory of a GPU is not known here, so no layout can be proposed",
@@ -97,22 +120,11 @@ WizardDefaults wizard_defaults(const ConfigOptions& options) {
   return defaults;
 }
 
-// In single quotes where a shell needs them.
-std::string in_shell(const std::string& word) {
-  constexpr std::string_view plain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./=:,+@%";
-  if (!word.empty() && word.find_first_not_of(plain) == word.npos) return word;
-  std::string quoted = "'";
-  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return quoted + "'";
-}
-
 // Trains the model, or a small one that every layout of the file divides, on generated data.
 std::string command_to_try(const ConfigOptions& options, const WizardAnswers& answers) {
-  const std::string file = in_shell(options.file);
+  const std::string file = shell_word(options.file);
   std::string model;
-  for (const std::string& flag : options.model_flags()) model += " " + in_shell(flag);
-  if (model.empty()) {
+  if (options.model_flags().empty()) {
     const int64_t heads = 4 * answers.tensor_parallel;
     model = fmt::format(
         " --num-layers {} --hidden-size {} --num-attention-heads {} --seq-length 128 "
@@ -123,7 +135,8 @@ std::string command_to_try(const ConfigOptions& options, const WizardAnswers& an
   const std::string start =
       one ? fmt::format("teratron pretrain {} --config-file {}", options.family, file)
           : fmt::format("teratron launch --config-file {} -- pretrain {}", file, options.family);
-  return start + model + " --mock-data --micro-batch-size 1 --train-iters 10 --lr 1e-4 --log-interval 1";
+  const char* const data = options.settings.data_path.empty() ? " --mock-data" : "";
+  return start + model + data + " --micro-batch-size 1 --train-iters 10 --lr 1e-4 --log-interval 1";
 }
 
 void write_new(const ConfigOptions& options) {
@@ -137,8 +150,11 @@ void write_new(const ConfigOptions& options) {
   const WizardAnswers answers = options.action == "default"
                                     ? default_answers(defaults)
                                     : ask({std::cin, std::cout, /*echo=*/!typed}, defaults);
-  write_text(options.file, accelerate_yaml(answers), ExitCode::config);
-  print("Wrote {}. To try it on generated data{}:", options.file,
+  std::string text = accelerate_yaml(answers);
+  if (options.comments) text = with_comments(text);
+  write_text(options.file, text + options.training(), ExitCode::config);
+  print("Wrote {}. To try it{}{}:", options.file,
+        options.settings.data_path.empty() ? " on generated data" : "",
         answers.machines > 1 ? ", on every machine with its --node-rank" : "");
   print("{}", command_to_try(options, answers));
 }

@@ -329,4 +329,48 @@ std::string accelerate_yaml(const WizardAnswers& answers) {
       text_of(answers.use_cpu));
 }
 
+namespace {
+
+constexpr std::pair<std::string_view, std::string_view> meanings[] = {
+    {"compute_environment", "this machine, or those of the job"},
+    {"deepspeed_config", "DeepSpeed is not used"},
+    {"distributed_type", "MEGATRON_LM: ranks with the layout of megatron_lm_config"},
+    {"downcast_bf16", "of TPUs; no effect"},
+    {"fsdp_config", "FSDP is not used"},
+    {"machine_rank", "of this machine, from 0; each has its own file, or --node-rank"},
+    {"main_process_ip", "address of machine 0"},
+    {"main_process_port", "of machine 0; null: one that is free"},
+    {"main_training_function", "of notebooks; no effect"},
+    {"megatron_lm_config", "layout and optimizer"},
+    {"megatron_lm_gradient_clipping", "largest norm of the gradient; 0: no limit"},
+    {"megatron_lm_num_micro_batches", "micro-batches of a step, which keep pipeline stages busy"},
+    {"megatron_lm_pp_degree", "pipeline stages: ranks that have some of the layers each"},
+    {"megatron_lm_recompute_activations", "attention scores are computed again in backward: less memory"},
+    {"megatron_lm_sequence_parallelism",
+     "norms and dropout are divided over tensor-parallel ranks: less memory"},
+    {"megatron_lm_tp_degree", "ranks that divide each layer"},
+    {"megatron_lm_use_distributed_optimizer", "data-parallel ranks divide the optimizer's state"},
+    {"mixed_precision", "no (fp32), fp16, bf16 or fp8"},
+    {"num_machines", "machines of the job"},
+    {"num_processes", "ranks of all machines together: tensor x pipeline x data parallelism"},
+    {"rdzv_backend", "of torchrun; no effect"},
+    {"same_network", "of torchrun; no effect"},
+    {"use_cpu", "true: ranks compute on CPUs"}};
+
+}  // namespace
+
+std::string with_comments(const std::string& yaml) {
+  std::string text;
+  for (const std::string& line : split(yaml, '\n')) {
+    const size_t begin = std::min(line.find_first_not_of(' '), line.size());
+    const std::string key = line.substr(begin, line.find(':') - begin);
+    const auto* const found =
+        std::ranges::find(meanings, key, &std::pair<std::string_view, std::string_view>::first);
+    text += line;
+    if (found != std::end(meanings)) text += fmt::format("  # {}", found->second);
+    text += line.empty() ? "" : "\n";
+  }
+  return text;
+}
+
 }  // namespace teratron

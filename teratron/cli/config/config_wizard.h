@@ -55,5 +55,7 @@ WizardAnswers default_answers(const WizardDefaults& defaults);
 
 /// The YAML file of Accelerate's wizard, its keys in order.
 std::string accelerate_yaml(const WizardAnswers& answers);
+/// accelerate_yaml() with what each key means beside it.
+std::string with_comments(const std::string& yaml);
 
 }  // namespace teratron

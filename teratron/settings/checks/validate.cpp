@@ -64,7 +64,7 @@ bool follows_from_unresolved(const Problem& problem, const ParsedArguments& pars
   return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
     const auto source = parsed.sources.find(name);
     return (source != parsed.sources.end() && source->second == problem.where) ||
-           problem.what.find(name) != std::string::npos ||
+           problem.where == flag_of(name) || problem.what.find(name) != std::string::npos ||
            problem.what.find(flag_of(name)) != std::string::npos;
   });
 }

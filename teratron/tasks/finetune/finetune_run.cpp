@@ -276,7 +276,7 @@ class FinetuneRun {
 ExitCode finetune_task(const FinetuneTask& task, const ParsedArguments& parsed, World& world,
                        const StopSignals& signals) {
   const Mesh mesh(mesh_options(parsed.args), world);
-  if (mesh.rank() == 0) print_line(dump(parsed));
+  if (mesh.rank() == 0) print_line(dump_changes(parsed));
   return FinetuneRun(task, parsed, mesh, signals).run();
 }
 
