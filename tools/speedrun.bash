@@ -15,7 +15,7 @@ make_speedrun() {
   build teratron
   mkdir -p "$runs"
   local data=$runs/data tokenizer=$runs/tokenizer base=$runs/base chat=$runs/chat
-  local vocabulary=(--tokenizer-type GPT2BPETokenizer --vocab-file "$tokenizer/vocab.json" --merge-file "$tokenizer/merges.txt")
+  local vocabulary=(--tokenizer-type HuggingFaceTokenizer --tokenizer-model "$tokenizer")
   local model=(--num-layers 4 --hidden-size 192 --num-attention-heads 6) training=(--micro-batch-size 8 --global-batch-size 8 --train-iters 600)
   local tuning=(--num-train-epochs 1 --micro-batch-size 4)
   if [[ $cpu_only == no ]] && has_gpu; then
@@ -30,9 +30,11 @@ make_speedrun() {
       die "the quotations of the package fortunes cannot be read." "Install it, so that /usr/share/games/fortunes exists."
     "$ROOT/tools/speedrun_data" "$data/all.jsonl" "$data"
   fi
-  [[ -f $tokenizer/merges.txt ]] ||
+  if [[ ! -f $tokenizer/tokenizer_config.json ]]; then
     teratron tokenizer train --input "$data/train.jsonl" --vocab-size 4096 --output "$tokenizer" \
       --special-tokens '<|endoftext|>' '<|im_start|>' '<|im_end|>'
+    "$ROOT/tools/speedrun_data" --template "$tokenizer"
+  fi
   [[ -f $data/train_text_document.idx ]] ||
     teratron preprocess --input "$data/train.jsonl" --output-prefix "$data/train" "${vocabulary[@]}" --append-eod --workers 2
 
@@ -46,10 +48,8 @@ make_speedrun() {
       --save "$runs/checkpoints" --run-dir "$runs" --hf-out "$base"
   fi
   if [[ ! -d $chat ]]; then
-    teratron finetune --hf "$base" --data-path "$data/chats.jsonl" --chat-template chatml "${tuning[@]}" --seq-length 128 --lr 1e-3 \
-      --global-batch-size 16 --sft-overlong drop --run-dir "$runs/finetuning" --hf-out "$chat.partial"
-    "$ROOT/tools/speedrun_data" --template "$chat.partial"
-    mv "$chat.partial" "$chat"
+    teratron finetune --hf "$base" --data-path "$data/chats.jsonl" "${tuning[@]}" --seq-length 128 --lr 1e-3 \
+      --global-batch-size 16 --sft-overlong drop --run-dir "$runs/finetuning" --hf-out "$chat"
   fi
   if [[ ! -s $runs/scores-chat.json ]]; then
     local each
