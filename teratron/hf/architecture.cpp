@@ -91,16 +91,18 @@ void add_architecture(const Schema& schema, const HfModel& model, const Argument
                       const Sources& sources, ParseResult& settings) {
   const json defaults = json::parse(to_json(Arguments()));
   for (const auto& [name, value] : model.settings.items()) {
-    std::string written = value.is_string() ? value.get<std::string>() : value.dump();
+    std::vector<std::string> written;
+    for (const json& one : value.is_array() ? value : json::array({value}))
+      written.push_back(one.is_string() ? one.get<std::string>() : one.dump());
     if (is_tokenizer_setting(name) && names_tokenizer(given)) continue;
     if (is_given_otherwise(name, sources)) continue;
     if (name == "vocab_size" && takes_vocabulary(given, model)) {
-      written = std::to_string(value.get<int64_t>() - 1);  // NullTokenizer adds an end-of-document token
+      written = {std::to_string(value.get<int64_t>() - 1)};  // NullTokenizer adds an end-of-document token
     } else if (name == "vocab_size" && !has_rows_of_model(given)) {
       continue;
     }
     if (value == defaults.at(name)) continue;
-    add_option(schema, {.key = name, .values = {written}, .where = model.where}, settings);
+    add_option(schema, {.key = name, .values = written, .where = model.where}, settings);
   }
 }
 

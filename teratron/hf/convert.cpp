@@ -36,6 +36,7 @@ void check_empty(const fs::path& destination) {
 struct ExportPlan {
   struct Origin {
     size_t tensor, source;
+    size_t count = 1;  // of stacked tensors
   };
 
   HfModel model;
@@ -57,6 +58,10 @@ ExportPlan plan_export(const CheckpointInfo& info, const HfExport& request) {
   for (size_t tensor = 0; tensor < plan.tensors.size(); ++tensor) {
     const HfTensor& ours = plan.tensors[tensor];
     const std::optional<Dtype> saved = unplaced.place(ours.name, ours.shape);
+    if (ours.stacked && !plan.outputs.empty() && plan.outputs.back().name == ours.sources[0].name) {
+      ++plan.origins.back().count;
+      continue;
+    }
     for (size_t source = 0; source < ours.sources.size(); ++source) {
       const auto& [name, shape, transposed] = ours.sources[source];
       const auto own = request.dtype_of.find(name);
@@ -78,18 +83,33 @@ class ExportStream {
       : source_(source), plan_(plan), progress_("written", plan.bytes()) {}
 
   void write(size_t output, const AppendBytes& append) {
-    const auto [index, number] = plan_.origins[output];
-    const HfTensor& tensor = plan_.tensors[index];
-    const std::vector<int64_t>& shape = plan_.outputs[output].shape;
-    const Dtype saved = source_.info().tensors.at(tensor.name).dtype, to = plan_.outputs[output].dtype;
-    if (!tensor.is_copy() && number == 0) load(tensor, saved);
+    const auto [index, number, count] = plan_.origins[output];
+    const auto& [name, to, shape] = plan_.outputs[output];
+    for (size_t i = index; i < index + count; ++i) {
+      const HfTensor& tensor = plan_.tensors[i];
+      write_source(tensor, number, {to, tensor.stacked ? tensor.shape : shape, append});
+    }
+  }
+
+ private:
+  struct Written {
+    Dtype to;
+    const std::vector<int64_t>& shape;
+    const AppendBytes& append;
+  };
+
+  void write_source(const HfTensor& tensor, size_t number, const Written& written) {
+    const auto& [to, shape, append] = written;
+    const Dtype saved = source_.info().tensors.at(tensor.name).dtype;
+    const bool is_copy = tensor.is_copy() || tensor.stacked;
+    if (!is_copy && number == 0) load(tensor, saved);
     const int64_t row = *checked_numel(shape) / std::max<int64_t>(shape[0], 1);
     const int64_t widest = std::max(size_of(saved), size_of(to));
     const int64_t step = std::max<int64_t>(1, block_bytes / std::max<int64_t>(1, row * widest));
     for (int64_t begin = 0; begin < shape[0]; begin += step) {
       const int64_t end = std::min(begin + step, shape[0]), count = (end - begin) * row;
       block_.resize(std::max(block_.size(), static_cast<size_t>(count * widest)));
-      if (tensor.is_copy()) {
+      if (is_copy) {
         source_.read(
             {tensor.name, saved, Shard::replicated(tensor.shape), begin * row, end * row, block_.data()});
       } else {
@@ -101,7 +121,6 @@ class ExportStream {
     }
   }
 
- private:
   struct Rows {
     int64_t begin, end;
   };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <set>
 #include <span>
 #include <system_error>
@@ -217,6 +218,7 @@ HfCheckpoint::HfCheckpoint(const fs::path& folder)
   tensors_ = hf_tensors(model_, count, model_.family->prefix);
   if (!files_.has(tensors_[0].sources[0].name)) tensors_ = hf_tensors(model_, count);
   use_old_names();
+  use_cuts();
   check();
   nlohmann::json config = model_.settings;
   config["model_family"] = model_.family->family;
@@ -243,9 +245,30 @@ void HfCheckpoint::use_old_names() {
   }
 }
 
+// Where files cut the rows of a concatenation elsewhere, their order is the same.
+void HfCheckpoint::use_cuts() {
+  for (HfTensor& tensor : tensors_) {
+    if (!tensor.any_cut) continue;
+    std::vector<int64_t> rows;
+    for (const HfSource& source : tensor.sources) {
+      const auto found = files_.tensors().find(source.name);
+      if (found != files_.tensors().end() && !found->second.shape.empty())
+        rows.push_back(found->second.shape[0]);
+    }
+    const bool fits = rows.size() == tensor.sources.size() &&
+                      std::ranges::all_of(rows, [&](int64_t n) { return n > 0 && n <= tensor.shape[0]; }) &&
+                      std::accumulate(rows.begin(), rows.end(), int64_t{0}) == tensor.shape[0];
+    if (!fits) continue;
+    tensor.parts = rows;
+    for (size_t i = 0; i < rows.size(); ++i) tensor.sources[i].shape[0] = rows[i];
+  }
+}
+
 void HfCheckpoint::check() const {
   Unplaced unplaced{files_.tensors(), printable(folder_.string(), 4096), "but config.json requires"};
+  std::set<std::string> stacked;
   for (const HfTensor& tensor : tensors_) {
+    if (tensor.stacked && !stacked.insert(tensor.sources[0].name).second) continue;
     for (const HfSource& source : tensor.sources) unplaced.place(source.name, source.shape);
   }
   for (const HfTensor& tensor : tensors_) {

@@ -37,6 +37,7 @@ class HfCheckpoint final : public CheckpointSource {
 
  private:
   void use_old_names();
+  void use_cuts();
   void check() const;
   void read_source(const HfTensor& tensor, size_t source, const LocalTensor& target) const;
 

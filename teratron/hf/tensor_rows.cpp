@@ -65,16 +65,19 @@ HfTensor weight_of(const HfTensorRow& row, const json& settings) {
   }
   if (gated) add_gated_runs(tensor, settings);
   if (row.rule == HfRule::delta_heads) add_delta_runs(tensor, settings);
-  if (row.rule == HfRule::delta_columns) {
-    const int64_t heads = hf_size(settings, "linear_num_value_heads");
-    tensor.parts = {shape[0], heads * hf_size(settings, "linear_value_head_dim"), heads, heads};
-  }
+  for (size_t i = 0; i < row.options.rows.size(); ++i)
+    tensor.parts[i] = hf_size(settings, row.options.rows[i]);
+  tensor.any_cut = row.options.any_cut;
   tensor.shape[0] = std::accumulate(tensor.parts.begin(), tensor.parts.end(), int64_t{0});
   for (size_t i = 0; i < row.sources.size(); ++i) {
     shape[0] = row.rule == HfRule::qkv_fused ? tensor.shape[0] : tensor.parts[i];
     HfSource& source = tensor.sources.emplace_back(std::string(row.sources[i]), shape);
     source.transposed = row.rule == HfRule::transpose || row.rule == HfRule::qkv_fused;
     if (source.transposed) std::swap(source.shape[0], source.shape[1]);
+  }
+  if (row.rule == HfRule::stacked) {
+    tensor.stacked = true;
+    tensor.sources[0].shape.insert(tensor.sources[0].shape.begin(), hf_size(settings, "num_experts"));
   }
   return tensor;
 }
@@ -149,16 +152,18 @@ namespace {
 void add_row(std::vector<HfTensor>& tensors, const HfTensorRow& row, const HfModel& model,
              const std::pair<std::string, std::string>& prefixes) {
   const auto is_set = [&model](std::string_view setting) { return model.settings.value(setting, false); };
-  const auto& [when, unless, bias, copies, in] = row.options;
-  if ((!when.empty() && std::ranges::none_of(when, is_set)) || std::ranges::any_of(unless, is_set)) return;
+  const HfTensorOptions& options = row.options;
+  if (!options.when.empty() && std::ranges::none_of(options.when, is_set)) return;
+  if (std::ranges::any_of(options.unless, is_set)) return;
   const HfTensor whole = weight_of(row, model.settings);
   const int64_t count = row.name.find('#') == row.name.npos ? 1 : hf_size(model.settings, "num_experts");
   for (int64_t expert = 0; expert < count; ++expert) {
     HfTensor weight = whole;
     weight.name = prefixes.first + of_expert(whole.name, expert);
     for (HfSource& source : weight.sources) source.name = prefixes.second + of_expert(source.name, expert);
+    if (weight.stacked) weight.runs = {{.first = expert * weight.shape[0], .rows = weight.shape[0]}};
     tensors.push_back(weight);
-    if (std::ranges::any_of(bias, is_set)) tensors.push_back(bias_of(std::move(weight)));
+    if (std::ranges::any_of(options.bias, is_set)) tensors.push_back(bias_of(std::move(weight)));
   }
 }
 

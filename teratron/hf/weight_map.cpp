@@ -155,6 +155,14 @@ const HfFamily& family_of(HfConfig& config, std::span<const HfFamily> families, 
     if (!first) first = &family;
   }
   if (first) return *first;
+  for (const FamilyFormats& formats : family_formats()) {
+    for (const auto& [refused, reason] : formats.refused_hf) {
+      if (type == refused)
+        throw checkpoint_error({.what = fmt::format("model_type '{}' is not supported: {}", type, reason),
+                                .where = where,
+                                .fix = "No setting here makes such a model: use another one"});
+    }
+  }
   throw checkpoint_error({.what = fmt::format("model_type '{}' is not supported", printable(type)),
                           .where = where,
                           .fix = fmt::format("Supported are {}", fmt::join(known, ", "))});

@@ -65,6 +65,8 @@ struct HfTensor {
   std::vector<int64_t> parts;       // rows
   int64_t groups = 1;
   std::vector<RowRuns> runs = {};
+  bool stacked = false;  // the source is that of neighbours, too, each of which is a part of it
+  bool any_cut = false;  // see HfTensorOptions
 
   /// Elements of a row.
   int64_t columns() const;

@@ -4,6 +4,8 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "teratron/models/hf_map.h"
@@ -14,6 +16,8 @@ namespace teratron {
 struct FamilyFormats {
   std::string family = {};  // set by family_formats()
   std::vector<HfFamily> hf = {};
+  /// Published model types that are not read, and why.
+  std::vector<std::pair<std::string_view, std::string_view>> refused_hf = {};
   std::optional<HfTensorRow> hf_classifier =
       {};                                      // the head of ForSequenceClassification; none: no such class
   std::optional<MegatronModel> megatron = {};  // none: Megatron-LM has no such models

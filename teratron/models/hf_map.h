@@ -65,15 +65,15 @@ struct HfKey {
 
 enum class HfRule : uint8_t {
   same,
-  transpose,      // Conv1D, [in, out] there
-  concat,         // the rows of all sources, one after another
-  keys,           // as many rows as the keys of all heads; `shape` has those of the queries
-  qkv_grouped,    // sources Q, K and V; ours: for each query group its Q heads, K and V
-  kv_grouped,     // sources K and V, of as many heads as queries; ours: for each head its K and V
-  qkv_fused,      // one source [in, Q|K|V] (Conv1D); ours as qkv_grouped
-  qkv_gated,      // Q has each head's queries and its gates; ours: for each group queries, gates, K and V
-  delta_columns,  // sources q|k|v, z, b and a; ours one after another
-  delta_heads,    // sources q|k|v|z and b|a for each head of keys; ours q|k|v|z|b|a of all heads
+  transpose,    // Conv1D, [in, out] there
+  concat,       // the rows of all sources, one after another
+  keys,         // as many rows as the keys of all heads; `shape` has those of the queries
+  qkv_grouped,  // sources Q, K and V; ours: for each query group its Q heads, K and V
+  kv_grouped,   // sources K and V, of as many heads as queries; ours: for each head its K and V
+  qkv_fused,    // one source [in, Q|K|V] (Conv1D); ours as qkv_grouped
+  qkv_gated,    // Q has each head's queries and its gates; ours: for each group queries, gates, K and V
+  delta_heads,  // sources q|k|v|z and b|a for each head of keys; ours q|k|v|z|b|a of all heads
+  stacked,      // one source [experts, rows, columns] of ours of all experts
 };
 
 /// What each layer consists of: {{"attention", "mlp"}, {"mamba", "experts"}}. The names are the family's own.
@@ -85,6 +85,8 @@ struct HfTensorOptions {
   std::vector<std::string_view> bias = {};    // with any of these settings, the .bias of a .weight follows it
   std::vector<std::string_view> copies = {};  // whole names under which files may repeat the source
   std::string_view in = {};                   // the kind of layers that have it; empty: all
+  std::vector<std::string_view> rows = {};    // of each source of a concatenation; empty: all are alike
+  bool any_cut = false;                       // files may cut the concatenated rows elsewhere
 };
 
 /// A '#' in the names is an expert: the row stands for one tensor each.

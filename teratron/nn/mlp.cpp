@@ -6,6 +6,7 @@
 #include "teratron/nn/autograd/autograd.h"
 #include "teratron/nn/dropout.h"
 #include "teratron/nn/lora.h"
+#include "teratron/nn/multipliers.h"
 
 namespace teratron {
 
@@ -205,6 +206,20 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
   }
 };
 
+// The activation alone.
+struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& z, Activation activation) {
+    context->save_for_backward({z});
+    context->saved_data["activation"] = static_cast<int64_t>(activation);
+    return activation_forward(z, at::Tensor(), activation);
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto activation = static_cast<Activation>(context->saved_data["activation"].toInt());
+    const at::Tensor z = context->get_saved_variables()[0];
+    return {activation_backward(gradients[0].contiguous(), z, at::Tensor(), activation).dx, at::Tensor()};
+  }
+};
+
 LinearOptions fc1_options(const MlpOptions& options) {
   LinearOptions linear{
       .in = options.hidden, .out = options.ffn_hidden, .bias = options.bias, .init = options.fc1_init};
@@ -220,12 +235,21 @@ LinearOptions fc1_options(const MlpOptions& options) {
 
 Mlp::Mlp(const Scope& scope, const MlpOptions& options, const TensorParallel& parallel)
     : activation_(options.activation),
+      gate_multiplier_(options.gate_multiplier),
       fc1_(scope / "linear_fc1", fc1_options(options), parallel),
       fc2_(scope / "linear_fc2",
            {.in = options.ffn_hidden, .out = options.hidden, .bias = options.bias, .init = options.fc2_init},
            parallel) {}
 
+Hidden Mlp::forward_scaled(const at::Tensor& x_SBH, const ResidualDropout& residual) {
+  at::Tensor z_SBF = apply_bias_grad(fc1_.forward(x_SBH, nullptr, &residual.dropout));
+  const int64_t half = z_SBF.size(-1) / 2;
+  z_SBF = scale_parts(z_SBF, {half, half}, {gate_multiplier_, 1.0});
+  return fc2_.forward_add_residual(ActivationFunction::apply(z_SBF, activation_), residual);
+}
+
 Hidden Mlp::forward_add_residual(const Normed& normed_SBH, const ResidualDropout& residual) {
+  if (gate_multiplier_ != 1.0) return forward_scaled(normed_SBH.tensor(), residual);
   if (const std::optional<NormedRows> rows = fc1_.normed_rows(normed_SBH)) {
     register_use(fc1_.matmul().weight());
     if (fc1_.bias()) register_use(*fc1_.bias());

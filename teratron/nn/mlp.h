@@ -11,6 +11,7 @@ struct MlpOptions {
   int64_t ffn_hidden = 0;
   Activation activation = Activation::gelu;
   bool bias = true;
+  double gate_multiplier = 1.0;  // of fc1's gates, before a gated activation
   Init fc1_init;
   Init fc2_init;
 };
@@ -34,7 +35,10 @@ class Mlp : public FeedForward {
   }
 
  private:
+  Hidden forward_scaled(const at::Tensor& x_SBH, const ResidualDropout& residual);
+
   Activation activation_;
+  double gate_multiplier_;
   ColumnLinear fc1_;
   RowLinear fc2_;
 };

@@ -18,7 +18,7 @@ PUBLISHED = {
     "qwen2.5-3b": (151936, 3085938688), "qwen2.5-7b": (152064, 7615616512),
     "qwen3-0.6b": (151936, 596049920), "qwen3-1.7b": (151936, 1720574976),
     "qwen3-4b": (151936, 4022468096), "qwen3-8b": (151936, 8190735360),
-    "mamba2-1.3b": (50288, 1343757312), "mixtral-8x7b": (32000, 46702792704), "qwen3-30b-a3b": (151936, 30532122624),
+    "mamba2-1.3b": (50288, 1343757312), "nemotron-nano-4b": (131072, 3973556832), "mixtral-8x7b": (32000, 46702792704), "qwen3-30b-a3b": (151936, 30532122624),
     "qwen3-next-80b-a3b": (151936, 79674391296),
 }
 
@@ -26,7 +26,7 @@ PUBLISHED = {
 def test_presets_have_the_published_size(tmp_path):
     def check(case, _):
         name, (rows, parameters) = case
-        family = "mamba" if name.startswith("mamba") else "gpt"
+        family = "mamba" if name.startswith(("mamba", "nemotron")) else "gpt"
         shown = teratron("plan", family, "--world-size", "1", "--model-preset", name, "--seq-length", "128",
                          "--micro-batch-size", "1", "--lr", "1e-4", "--train-iters", "1", "--mock-data",
                          "--tokenizer-type", "NullTokenizer", "--vocab-size", rows - 1, "--padded-vocab-size", rows)

@@ -16,6 +16,18 @@ NEMOTRON_MOE = dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_
                     routed_scaling_factor=2.5)
 DELTA = dict(vocab_size=101, hidden_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
              max_position_embeddings=64, linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=8, linear_value_head_dim=12)
+FALCON_H1 = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, vocab_size=101,
+                 mamba_d_ssm=64, mamba_n_heads=8, mamba_d_state=16, mamba_n_groups=2, mamba_chunk_size=16, max_position_embeddings=64,
+                 pad_token_id=None, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+FALCON_FACTORS = dict(embedding_multiplier=5.6, lm_head_multiplier=0.04, key_multiplier=0.4, attention_in_multiplier=0.9,
+                      attention_out_multiplier=0.7, ssm_in_multiplier=1.25, ssm_out_multiplier=0.35,
+                      ssm_multipliers=[0.35, 0.25, 0.17, 0.5, 0.36], mlp_multipliers=[0.88, 0.6])
+GRANITE = dict(hidden_size=48, intermediate_size=24, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2, vocab_size=101,
+               mamba_n_heads=12, mamba_d_state=16, mamba_n_groups=3, mamba_chunk_size=16, max_position_embeddings=64,
+               shared_intermediate_size=40, layer_types=["linear_attention", "full_attention", "linear_attention"],
+               embedding_multiplier=12, logits_scaling=6, residual_multiplier=0.22, attention_multiplier=0.15)
+OLMO_HYBRID = dict(vocab_size=101, hidden_size=48, intermediate_size=80, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+                   max_position_embeddings=64, pad_token_id=None, eos_token_id=None)
 CONFIGS = {
     "gpt2": lambda: transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, vocab_size=101, n_positions=64),
     "gpt2-untied": lambda: transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, n_inner=100, vocab_size=101,
@@ -80,6 +92,19 @@ CONFIGS = {
     "qwen3_5_text": lambda: transformers.Qwen3_5TextConfig(
         **DELTA, intermediate_size=80, tie_word_embeddings=True, layer_types=["linear_attention"] * 2 + ["full_attention"],
         rope_parameters={"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}),
+    "falcon_h1": lambda: transformers.FalconH1Config(**FALCON_H1, **FALCON_FACTORS),
+    "falcon_h1-norm": lambda: transformers.FalconH1Config(
+        **{**FALCON_H1, "mamba_d_ssm": None}, mamba_rms_norm=True, mamba_norm_before_gate=False, mamba_proj_bias=True, projectors_bias=True,
+        attention_bias=True, time_step_limit=(0.05, 0.9), tie_word_embeddings=True),
+    "falcon_h1-after": lambda: transformers.FalconH1Config(**FALCON_H1, **FALCON_FACTORS, mamba_rms_norm=True, mamba_conv_bias=False,
+                                                           attention_bias=True, mlp_bias=True),
+    "granitemoehybrid": lambda: transformers.GraniteMoeHybridConfig(**GRANITE, num_local_experts=4, num_experts_per_tok=2),
+    "granitemoehybrid-dense": lambda: transformers.GraniteMoeHybridConfig(
+        **GRANITE, num_local_experts=0, position_embedding_type="rope", tie_word_embeddings=True, attention_bias=True),
+    "olmo_hybrid": lambda: transformers.OlmoHybridConfig(**OLMO_HYBRID, rope_parameters={"rope_type": "default", "rope_theta": None}),
+    "olmo_hybrid-rope": lambda: transformers.OlmoHybridConfig(
+        **OLMO_HYBRID, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12,
+        linear_allow_neg_eigval=False, layer_types=["full_attention"] + ["linear_attention"] * 3),
     "gpt2-erf": lambda: transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, vocab_size=101, n_positions=64,
                                                 activation_function="gelu"),
 }

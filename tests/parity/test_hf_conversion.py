@@ -21,6 +21,9 @@ if not os.path.exists(BINARY):
     pytest.skip(f"no program at {BINARY}: set TERATRON_BINARY", allow_module_level=True)
 
 
+HYBRIDS = ("mamba2", "bamba", "nemotron_h", "falcon_h1", "granitemoehybrid")  # of our family of that name
+
+
 def run(*args, code=0):
     done = subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True, errors="replace",
                           timeout=300)
@@ -61,7 +64,7 @@ def check_out_of_in(name, dtype, tmp_path):
     ids = torch.arange(2 * 32).reshape(2, 32) * 7 % 101
     with torch.no_grad():
         expected, got = first(ids).logits, again(ids).logits
-    if name.startswith(("mamba2", "bamba", "nemotron_h")):  # chunk_size, which orders sums, is not kept
+    if name.startswith(HYBRIDS):  # chunk_size, which orders sums, is not kept
         assert dtype == torch.bfloat16 or (got - expected).norm() <= 1e-5 * expected.norm()
     else:
         assert torch.equal(got, expected), "config.json says something else"
@@ -100,7 +103,9 @@ def named_as_ours(model, folder):
 
 @pytest.mark.skipif(not DRIVER.is_file(), reason="TERATRON_BINARY names no build with tests")
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma", "olmo2", "bloom", "gpt_neox", "opt", "mixtral", "qwen2_moe",
-                                  "qwen3_moe", "mamba2", "mamba2-limits", "nemotron_h", "bamba", "qwen3_next", "qwen3_5_text"])
+                                  "qwen3_moe", "mamba2", "mamba2-limits", "nemotron_h", "bamba", "qwen3_next", "qwen3_5_text", "falcon_h1",
+                                  "falcon_h1-norm", "falcon_h1-after", "granitemoehybrid", "granitemoehybrid-dense", "olmo_hybrid",
+                                  "olmo_hybrid-rope"])
 def test_gradients(name, tmp_path):
     """Gradients are converted as weights are, then compared by our names."""
     model = random_model(name)
@@ -114,7 +119,7 @@ def test_gradients(name, tmp_path):
     flags = ["--hf-config", str(tmp_path / "weights" / "in"), "--seq-length", "32", "--hidden-dropout", "0",
              "--attention-dropout", "0", "--micro-batch-size", "2", "--train-iters", "1", "--lr", "1",
              "--make-vocab-size-divisible-by", "1", "--tokenizer-type", "NullTokenizer", "--vocab-size", "100"]
-    family = "mamba" if name.startswith(("mamba", "nemotron", "bamba")) else "gpt"
+    family = "mamba" if name.startswith(HYBRIDS) else "gpt"
     cases = [{"name": "case", "family": family, "flags": flags, "dtype": "fp32", "steps": 0, "vocabulary": 101,
               "batches": str(tmp_path / "batches.safetensors"), "weights": str(tmp_path / "weights.safetensors")}]
     (tmp_path / "cases.json").write_text(json.dumps(cases))
@@ -153,6 +158,14 @@ REFUSED = {  # a family, a change of its config.json, what the error says
     "gemma2": ("gemma", {"model_type": "gemma2"}, "gemma2"),
     "scaling beside rope_parameters": ("llama2", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
     "scaling by no whole number": ("qwen2", {"rope_scaling": {"type": "linear", "factor": 2.5}}, "'factor' = 2.5"),
+    "zamba2": ("llama2", {"model_type": "zamba2"}, "attention is shared by layers at several depths"),
+    "kimi": ("llama2", {"model_type": "kimi_linear"}, "decays are of each channel of the keys"),
+    "falcon-biases": ("falcon_h1", {"projectors_bias": True}, "'mamba_proj_bias' and 'projectors_bias' differ"),
+    "falcon-factors": ("falcon_h1", {"ssm_multipliers": [1.0, 2.0]}, "ssm_multipliers"),
+    "falcon-channels": ("falcon_h1", {"mamba_d_ssm": 100}, "mamba_d_head"),
+    "granite-positions": ("granitemoehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type"),
+    "granite-layers": ("granitemoehybrid", {"layer_types": ["mamba", "attention"]}, "layer_types"),
+    "olmo-heads": ("olmo_hybrid", {"linear_num_value_heads": 5}, "linear_num_key_heads"),
     "quantized": ("llama2", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
 }
 
@@ -191,7 +204,39 @@ def test_files_of_transformers_4_are_read(tmp_path):
     check_logits(model, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "qwen3", "nemotron_h-moe"])
+def test_a_convolution_is_cut_where_its_parts_end(tmp_path):
+    """transformers writes three equal parts of queries, keys and values, which it joins again; files here have the true ones."""
+    model = random_model("olmo_hybrid")
+    model.save_pretrained(tmp_path / "in")
+    for source, target in (("in", "out"), ("out", "again")):
+        run("ckpt", "convert", "--from-hf", tmp_path / source, "--save", tmp_path / f"{source}-ckpt")
+        run("ckpt", "convert", "--to-hf", tmp_path / target, "--load", tmp_path / f"{source}-ckpt")
+    before, after, again = (load_file(tmp_path / folder / "model.safetensors") for folder in ("in", "out", "again"))
+    parts = [f"model.layers.0.linear_attn.{part}_conv1d.weight" for part in "qkv"]
+    assert [len(before[part]) for part in parts] == [48, 48, 48] and [len(after[part]) for part in parts] == [36, 36, 72]
+    assert torch.equal(torch.cat([before[part] for part in parts]), torch.cat([after[part] for part in parts]))
+    assert_same(after, again)
+
+
+def test_names_of_layers_as_older_files_have_them(tmp_path):
+    """Norms by the names that transformers has in memory, types of layers by their old names, positions that are null."""
+    for name, change in (("olmo_hybrid", {"rope_parameters": None}), ("granitemoehybrid", {"layer_types": ["mamba", "attention", "mamba"]})):
+        model = random_model(name)
+        model.save_pretrained(tmp_path / name)
+        file = tmp_path / name / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+        tensors = load_file(tmp_path / name / "model.safetensors")
+        for new, old in (("attention_layer_norm", "input_layernorm"), ("feedforward_layer_norm", "post_attention_layernorm"),
+                         ("block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.gate_up_proj"),
+                         ("block_sparse_moe.router.layer.weight", "block_sparse_moe.router.weight")):
+            tensors = {key.replace(new, old): value for key, value in tensors.items()}
+        save_file(tensors, tmp_path / name / "model.safetensors", {"format": "pt"})
+        (tmp_path / name / "work").mkdir()
+        run("ckpt", "convert", "--from-hf", tmp_path / name, "--save", tmp_path / name / "work" / "ckpt")
+        check_logits(model, tmp_path / name / "work")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3", "nemotron_h-moe", "granitemoehybrid"])
 def test_in_and_out_in_bf16(name, tmp_path):
     check_out_of_in(name, torch.bfloat16, tmp_path)
     run("ckpt", "verify", tmp_path / "ckpt")

@@ -130,7 +130,8 @@ def test_t5_beams_and_their_scores(t5, tmp_path, width, penalty, end):
                                          length_penalty=penalty, early_stopping=False, eos_token_id=end), end)
 
 
-@pytest.mark.parametrize("name", ["mamba2-limits", "nemotron_h-moe", "bamba"])
+@pytest.mark.parametrize("name", ["mamba2-limits", "nemotron_h-moe", "bamba", "falcon_h1", "falcon_h1-norm", "falcon_h1-after",
+                                  "granitemoehybrid", "granitemoehybrid-dense", "olmo_hybrid", "olmo_hybrid-rope"])
 def test_texts_of_whole_forwards(name, tmp_path):
     """Those of whole forwards: in cached steps of one token transformers forgets limits of time steps."""
     model = random_model(name)

@@ -74,6 +74,7 @@ at::Tensor GPT::embed(const MicroBatch& batch, const LayerContext& context) {
     // The factor has the dtype of the embeddings, as in transformers.
     x_SBH = x_SBH * at::scalar_tensor(config_.embedding_scale, x_SBH.scalar_type()).item<double>();
   }
+  if (config_.embedding_multiplier != 1.0) x_SBH = x_SBH * config_.embedding_multiplier;
   if (embedding_norm_) x_SBH = embedding_norm_->forward(x_SBH);
   if (position_embeddings_) {
     x_SBH = position_embeddings_->add_to_(x_SBH, parallel_.sequence_shard(context.positions_SB));
@@ -100,12 +101,16 @@ void GPT::set_activation_hook(const ActivationHook& hook) {
   layers_->set_activation_hook(hook);
 }
 
+at::Tensor GPT::scaled(const at::Tensor& hidden_SBH) const {
+  return config_.logits_multiplier == 1.0 ? hidden_SBH : hidden_SBH * config_.logits_multiplier;
+}
+
 at::Tensor GPT::logits(const Activations& output) {
-  return linear(output["hidden"], *output_layer_);
+  return linear(scaled(output["hidden"]), *output_layer_);
 }
 
 at::Tensor GPT::token_losses(const Activations& output, const MicroBatch& batch) {
-  const at::Tensor& hidden_SBH = output["hidden"];
+  const at::Tensor hidden_SBH = scaled(output["hidden"]);
   const at::Tensor& labels_SB = batch["labels"];
   if (config_.loss_chunks == 1)
     return linear_cross_entropy(hidden_SBH, *output_layer_, labels_SB, config_.vocabulary);

@@ -35,6 +35,8 @@ class GPT : public Model {
 
  private:
   at::Tensor embed(const MicroBatch& batch, const LayerContext& context);
+  /// What the output layer multiplies.
+  at::Tensor scaled(const at::Tensor& hidden_SBH) const;
 
   GPTConfig config_;
   TensorParallel parallel_;

@@ -23,6 +23,15 @@ static void write_no_linear_epsilon(std::string_view, HfConfig& config) {
   if (!epsilon.is_null()) config.problem("linear_norm_epsilon is {}", epsilon.dump());
 }
 
+static HfKey factor_is_one(std::string_view setting) {
+  return {"", setting, {.must_be = 1.0, .export_only = true}};
+}
+
+static void write_usual_scale(std::string_view, HfConfig& config) {
+  const json& scale = config.settings.at("softmax_scale");
+  if (!scale.is_null()) config.problem("softmax_scale is {}", scale.dump());
+}
+
 // For what the rows of a model_type leave out: export refuses other values than these.
 // clang-format off
 static const std::vector<HfKey>& common_keys() {
@@ -40,6 +49,14 @@ static const std::vector<HfKey>& common_keys() {
     only_without("attention_output_gate"), only_without("linear_allow_negative_eigenvalues"),
     {"", "experimental_attention_variant", {.export_only = true, .write = write_no_linear_attention}},
     {"", "linear_norm_epsilon", {.export_only = true, .write = write_no_linear_epsilon}},
+    factor_is_one("embedding_multiplier"), factor_is_one("residual_multiplier"),
+    factor_is_one("logits_multiplier"), factor_is_one("mamba_input_multiplier"),
+    factor_is_one("mamba_output_multiplier"), factor_is_one("attention_input_multiplier"),
+    factor_is_one("attention_output_multiplier"), factor_is_one("key_multiplier"),
+    factor_is_one("mlp_gate_multiplier"), factor_is_one("mlp_output_multiplier"),
+    {"", "mamba_multipliers", {.must_be = json::array(), .export_only = true}},
+    {"", "mamba_gate", {.must_be = "before-norm", .export_only = true}},
+    {"", "softmax_scale", {.export_only = true, .write = write_usual_scale}},
     only_without("embedding_layernorm"), only_without("scale_embeddings"),
     only_without("apply_layernorm_1p"), only_without("apply_residual_connection_post_layernorm")};
   return keys;

@@ -70,7 +70,7 @@ std::vector<HfKey> qwen_next_experts_keys();
 HfFamily with_qwen_experts(HfFamily family);
 /// Mixtral, Qwen2-MoE, Qwen3-MoE.
 std::vector<HfFamily> experts_families();
-/// Qwen3-Next, Qwen3.5.
+/// Qwen3-Next, Qwen3.5, OLMo hybrid.
 std::vector<HfFamily> linear_families();
 /// BLOOM, GPT-NeoX and OPT: LayerNorm and biases everywhere.
 std::vector<HfFamily> layernorm_families();

@@ -11,6 +11,9 @@ DeltaMixerOptions delta_options(const Arguments& args, const TransformerConfig& 
 /// The norm and the mixer under the names of self-attention's.
 BranchOptions delta_branch(const DeltaMixerOptions& options);
 
+/// Whether context-parallel ranks pass the states of a recurrence on (--recurrent-cp-comm-type). `divides`:
+/// they can divide its heads.
+bool passes_states(const Arguments& args, bool divides);
 /// With --experimental-attention-variant: the layers that have it get its branch in place of self-attention.
 void add_linear_attention(TransformerConfig& config, const Arguments& args);
 /// Family::Settings::derive: checks its settings against each other and the layout.

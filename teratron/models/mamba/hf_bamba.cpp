@@ -50,18 +50,6 @@ void write_half_rope(std::string_view key, HfConfig& config) {
   write_partial_rope(key, config);
 }
 
-// "auto": that of `expand`.
-void read_head_size(std::string_view key, HfConfig& config) {
-  const bool given = config.has(key) && config.keys[key] != "auto";
-  const int64_t d = config.get("mamba_expand", 2).get<int64_t>() * config.size(hidden);
-  config.settings["mamba_head_dim"] =
-      given ? config.get(key, 64) : json(d / std::max<int64_t>(config.size("mamba_num_heads"), 1));
-}
-
-void write_head_size(std::string_view key, HfConfig& config) {
-  config.keys[key] = config.settings.at("mamba_head_dim");
-}
-
 HfLayerKinds bamba_kinds(HfConfig& config, int64_t layers) {
   const std::string pattern = pattern_of(config);
   if (std::ssize(pattern) != 2 * layers) config.problem("{} has not {} layers", pattern_setting, 2 * layers);
@@ -74,39 +62,19 @@ HfLayerKinds bamba_kinds(HfConfig& config, int64_t layers) {
 // clang-format off
 
 const std::vector<HfKey> bamba_keys = {
-    {"hidden_size", hidden}, {"vocab_size", vocab, embedded}, {"intermediate_size", ffn, {.otherwise = 14336}},
+    {"intermediate_size", ffn, {.otherwise = 14336}},
     {"num_hidden_layers", pattern_setting, {.read = read_bamba_layers, .write = write_bamba_layers}},
-    {"num_attention_heads", heads, {.otherwise = 32}}, {"num_key_value_heads", "num_query_groups", groups},
-    {"", "kv_channels", head_size}, {"max_position_embeddings", positions, {.otherwise = 262144}},
+    {"max_position_embeddings", positions, {.otherwise = 262144}},
     {"rope_parameters", "rotary_base", {.read = read_half_rope, .write = write_half_rope}},
-    {"mamba_n_heads", "mamba_num_heads", {.otherwise = 128}},
-    {"mamba_d_head", "", {.read = read_head_size, .write = write_head_size}},
-    {"mamba_n_groups", "mamba_num_groups", {.otherwise = 1}},
-    {"mamba_d_state", "mamba_state_dim", {.otherwise = 256}},
-    {"mamba_d_conv", "mamba_conv_kernel", {.otherwise = 4}},
     {"mamba_expand", "", {.read = read_expand, .write = write_expand}},
-    {"mamba_conv_bias", "mamba_conv_bias", {.otherwise = true}},
-    {"mamba_proj_bias", "mamba_proj_bias", {.otherwise = false}},
-    {"time_step_limit", "", {.read = read_time_step_limit, .write = write_time_step_limit}},
-    key_is("attention_bias", false), key_is("mlp_bias", false),
-    setting_is("normalization", "RMSNorm"), {"rms_norm_eps", "norm_epsilon", {.otherwise = 1e-5}},
-    {"rms_norm_eps", "mamba_norm_epsilon", {.otherwise = 1e-5, .write = write_norm_epsilon}},
-    {"hidden_act", "swiglu", {.otherwise = "silu", .values = {{"silu", true}}}},
-    setting_is("add_bias_linear", false), {"", "add_qkv_bias", {.otherwise = false, .write = write_qkv_bias}},
-    {"attention_dropout", "attention_dropout", {.otherwise = 0.0}}, {"", "hidden_dropout", {.otherwise = 0.0}},
-    {"", "window_size", no_windows},
+    key_is("attention_bias", false), key_is("mlp_bias", false), setting_is("add_bias_linear", false),
     // of all heads, so that import of the share of channels is not refused
-    {"", "rotary_percent", {.export_only = true, .write = [](std::string_view, HfConfig&) {}}},
-    {"tie_word_embeddings", untied, {.otherwise = false, .negate = true}}};
+    {"", "rotary_percent", {.export_only = true, .write = [](std::string_view, HfConfig&) {}}}};
 
-const HfTensorOptions attends = {.in = "full_attention"};
-const std::vector<HfTensorRow> first_rows = {
+const std::vector<HfTensorRow> bamba_norm_rows = {
     {"norm.weight", same, {"input_layernorm.weight"}, {hidden}, {.in = "linear_attention"}},
-    {"input_layernorm.weight", same, {"input_layernorm.weight"}, {hidden}, attends},
-    {"self_attention.linear_qkv.weight", qkv_grouped,
-     {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"}, {queries, hidden}, attends},
-    {"self_attention.linear_proj.weight", same, {"self_attn.o_proj.weight"}, {hidden, queries}, attends}};
-const std::vector<HfTensorRow> mlp_rows = {
+    {"input_layernorm.weight", same, {"input_layernorm.weight"}, {hidden}, {.in = "full_attention"}}};
+const std::vector<HfTensorRow> bamba_mlp_rows = {
     {"pre_mlp_layernorm.weight", same, {"pre_ff_layernorm.weight"}, {hidden}},
     {"mlp.linear_fc1.weight", concat, {"feed_forward.gate_proj.weight", "feed_forward.up_proj.weight"}, {ffn, hidden}},
     {"mlp.linear_fc2.weight", same, {"feed_forward.down_proj.weight"}, {hidden, ffn}}};
@@ -122,24 +90,22 @@ HfFamily bamba() {
       "attn_layer_indices", "layers_block_type",  "layer_types", "mamba_chunk_size",
       "num_logits_to_keep", "z_loss_coefficient", "rotary_pct",  "rotary_emb_base"};
   other_keys.insert(other_keys.end(), rope_keys.begin(), rope_keys.end());
-  return {
-      .model_type = "bamba",
-      .architecture = "BambaForCausalLM",
-      .prefix = "model.",
-      .keys = all_keys(bamba_keys, {}),
-      .tensors = {{"embedding.",
-                   "model.",
-                   {{"word_embeddings.weight", same, {"embed_tokens.weight"}, {vocab, hidden}, copied}}},
-                  {"decoder.layers.2*.", "model.layers.*.", first_rows, "num_layers/2"},
+  std::vector<HfTensorGroup> tensors = ends_of_model("final_layernorm.weight");
+  tensors.insert(tensors.begin() + 1,
+                 {{"decoder.layers.2*.", "model.layers.*.", bamba_norm_rows, "num_layers/2"},
+                  {"decoder.layers.2*.", "model.layers.*.", attention_rows(), "num_layers/2"},
                   {"decoder.layers.2*.mixer.", "model.layers.*.mamba.", mixer_rows(), "num_layers/2"},
-                  {"decoder.layers.2*+1.", "model.layers.*.", mlp_rows, "num_layers/2"},
-                  {"decoder.", "model.", {{"final_norm.weight", same, {"final_layernorm.weight"}, {hidden}}}},
-                  {"", "", {{"output_layer.weight", same, {"lm_head.weight"}, {vocab, hidden}, {{untied}}}}}},
-      .defaults = bamba_defaults,
-      .other_keys = other_keys,
-      .buffers = {".rotary_emb.inv_freq"},
-      .layer_kinds = bamba_kinds,
-      .peft_task = "CAUSAL_LM"};
+                  {"decoder.layers.2*+1.", "model.layers.*.", bamba_mlp_rows, "num_layers/2"}});
+  return {.model_type = "bamba",
+          .architecture = "BambaForCausalLM",
+          .prefix = "model.",
+          .keys = all_keys(prefixed_keys(), bamba_keys),
+          .tensors = tensors,
+          .defaults = bamba_defaults,
+          .other_keys = other_keys,
+          .buffers = {".rotary_emb.inv_freq"},
+          .layer_kinds = bamba_kinds,
+          .peft_task = "CAUSAL_LM"};
 }
 
 }  // namespace teratron::mamba_hf

@@ -1,5 +1,6 @@
 #include "teratron/models/mamba/hf_keys.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "teratron/base/error.h"
@@ -17,6 +18,10 @@ std::string pattern_of(const HfConfig& config) {
 
 void set_pattern(HfConfig& config, const std::string& layers) {
   config.settings.update({{std::string(pattern_setting), layers}, {"num_layers", layers.size()}});
+}
+
+bool has_experts(const HfConfig& config) {
+  return pattern_of(config).find(hybrid::experts) != std::string::npos;
 }
 
 static double bound_of(const json& value) {
@@ -61,7 +66,62 @@ void write_expand(std::string_view key, HfConfig& config) {
   config.keys[key] = d / width;
 }
 
+// The channels of all heads.
+static int64_t inner_size(HfConfig& config) {
+  if (config.has("mamba_d_ssm")) return config.get("mamba_d_ssm", nullptr);
+  return config.get("mamba_expand", 2).get<int64_t>() * config.size(hidden);
+}
+
+void read_head_size(std::string_view key, HfConfig& config) {
+  const int64_t d = inner_size(config), heads = std::max<int64_t>(config.size("mamba_num_heads"), 1);
+  const bool given = config.has(key) && config.keys[key] != "auto";
+  config.settings["mamba_head_dim"] = given ? config.get(key, 64) : json(d / heads);
+  if (config.size(inner) != d)
+    config.problem("'{}' = {} of {} heads do not make {} channels", key,
+                   config.settings["mamba_head_dim"].dump(), heads, d);
+}
+
+void write_head_size(std::string_view key, HfConfig& config) {
+  config.keys[key] = config.settings.at("mamba_head_dim");
+}
+
 // clang-format off
+std::vector<HfKey> prefixed_keys() {
+  return {
+      {"hidden_size", hidden}, {"vocab_size", vocab, embedded},
+      {"num_attention_heads", heads, {.otherwise = 32}}, {"num_key_value_heads", "num_query_groups", groups},
+      {"head_dim", "kv_channels", head_size},
+      {"mamba_n_heads", "mamba_num_heads", {.otherwise = 128}},
+      {"mamba_d_head", "", {.read = read_head_size, .write = write_head_size}},
+      {"mamba_n_groups", "mamba_num_groups", {.otherwise = 1}},
+      {"mamba_d_state", "mamba_state_dim", {.otherwise = 256}},
+      {"mamba_d_conv", "mamba_conv_kernel", {.otherwise = 4}},
+      {"mamba_conv_bias", "mamba_conv_bias", {.otherwise = true}},
+      {"mamba_proj_bias", "mamba_proj_bias", {.otherwise = false}},
+      {"time_step_limit", "", {.read = read_time_step_limit, .write = write_time_step_limit}},
+      setting_is("normalization", "RMSNorm"), {"rms_norm_eps", "norm_epsilon", {.otherwise = 1e-5}},
+      {"rms_norm_eps", "mamba_norm_epsilon", {.otherwise = 1e-5, .write = write_norm_epsilon}},
+      {"hidden_act", "swiglu", {.otherwise = "silu", .values = {{"silu", true}}}},
+      {"", "add_qkv_bias", {.otherwise = false, .write = write_qkv_bias}},
+      {"attention_dropout", "attention_dropout", {.otherwise = 0.0}}, {"", "hidden_dropout", {.otherwise = 0.0}},
+      {"", "window_size", no_windows}, {"tie_word_embeddings", untied, {.otherwise = false, .negate = true}}};
+}
+
+std::vector<HfTensorRow> attention_rows() {
+  const std::string_view kind = "full_attention";
+  return {{"self_attention.linear_qkv.weight", qkv_grouped,
+           {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"}, {queries, hidden},
+           {.bias = {"add_bias_linear", "add_attention_bias", "add_qkv_bias"}, .in = kind}},
+          {"self_attention.linear_proj.weight", same, {"self_attn.o_proj.weight"}, {hidden, queries},
+           {.bias = {"add_bias_linear", "add_attention_bias"}, .in = kind}}};
+}
+
+std::vector<HfTensorGroup> ends_of_model(std::string_view final_norm) {
+  return {{"embedding.", "model.", {{"word_embeddings.weight", same, {"embed_tokens.weight"}, {vocab, hidden}, copied}}},
+          {"decoder.", "model.", {{"final_norm.weight", same, {final_norm}, {hidden}}}},
+          {"", "", {{"output_layer.weight", same, {"lm_head.weight"}, {vocab, hidden}, {{untied}}}}}};
+}
+
 std::vector<HfTensorRow> mixer_rows() {
   constexpr std::string_view kind = "linear_attention";
   constexpr std::string_view channels = "mamba_num_heads*mamba_head_dim+2*mamba_num_groups*mamba_state_dim";

@@ -18,12 +18,12 @@ Problem problem_of(char letter) {
   if (found != std::end(planned))
     return {.what = fmt::format("'{}' in the pattern stands for {}, which are not implemented", letter,
                                 found->second),
-            .fix = "Use M, G, *, -, E and |"};
+            .fix = "Use M, G, *, H, -, E and |"};
   return {
       .what = fmt::format("'{}' in the pattern is not a kind of layer", printable(std::string(1, letter))),
       .fix =
-          "Use M (Mamba-2), G (gated delta net), * (attention), - (MLP), E (experts), and | between "
-          "pipeline stages"};
+          "Use M (Mamba-2), G (gated delta net), * (attention), H (Mamba-2 beside attention), - (MLP), "
+          "E (experts), and | between pipeline stages"};
 }
 
 // Python's round(): halves to even.
@@ -56,7 +56,7 @@ HybridPattern parse_hybrid_pattern(std::string_view text) {
       in_segment = 0;
       continue;
     }
-    if (std::string_view("MG*-E").find(letter) == std::string_view::npos) {
+    if (std::string_view("MG*H-E").find(letter) == std::string_view::npos) {
       pattern.problems = {problem_of(letter)};
       return pattern;
     }
@@ -67,6 +67,14 @@ HybridPattern parse_hybrid_pattern(std::string_view text) {
   if (pattern.layers.empty())
     pattern.problems = {{.what = "the pattern has no layers", .fix = "Give a letter for each, such as M-M*"}};
   return pattern;
+}
+
+bool has_attention(std::string_view layers) {
+  return layers.find_first_of(std::string{hybrid::attention, hybrid::both}) != layers.npos;
+}
+
+bool has_mamba(std::string_view layers) {
+  return layers.find_first_of(std::string{hybrid::mamba, hybrid::both}) != layers.npos;
 }
 
 int64_t HybridRatios::attention_layers(int64_t layers) const {

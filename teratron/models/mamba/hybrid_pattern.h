@@ -12,6 +12,8 @@ namespace teratron {
 
 namespace hybrid {
 inline constexpr char mamba = 'M', delta = 'G', attention = '*', mlp = '-', experts = 'E';
+/// Mamba-2 and attention side by side, of one normalized input (Falcon-H1).
+inline constexpr char both = 'H';
 }  // namespace hybrid
 
 struct HybridPattern {
@@ -24,6 +26,10 @@ struct HybridPattern {
 };
 
 HybridPattern parse_hybrid_pattern(std::string_view text);
+
+/// Whether layers of these letters have attention, or Mamba-2.
+bool has_attention(std::string_view layers);
+bool has_mamba(std::string_view layers);
 
 /// Parts of the layers that are attention or MLPs.
 struct HybridRatios {

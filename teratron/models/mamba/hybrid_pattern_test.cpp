@@ -90,7 +90,8 @@ TEST(HybridSettings, BadOnesAreRefusedWithOneMessage) {
   expect_refused({"--hybrid-layer-pattern", "MM", "--tp", "4"}, "mamba_num_groups = 2", 4);
   expect_refused({"--hybrid-layer-pattern", "ME"}, "--num-experts");
   expect_refused({"--hybrid-layer-pattern", "MM", "--num-experts", "2"}, "no layer with experts");
-  expect_refused({"--hybrid-layer-pattern", "MM", "--cp", "3", "--seq-length", "12"},
+  expect_refused({"--hybrid-layer-pattern", "MM", "--cp", "3", "--seq-length", "12",
+                  "--recurrent-cp-comm-type", "heads"},
                  "context_parallel_size = 3", 3);
 }
 

@@ -109,20 +109,31 @@ void check_context(Validation& v, int64_t heads) {
   const int64_t tp = a.tensor_model_parallel_size, cp = a.context_parallel_size;
   if (cp == 1 || heads % tp != 0 || a.mamba_num_groups % tp != 0 || heads % a.mamba_num_groups != 0) return;
   const MambaOptions core{.heads = heads / tp, .groups = a.mamba_num_groups / tp};
-  if (divides_heads(core, cp)) return;
+  if (!passes_states(a, divides_heads(core, cp))) {
+    if (divides_heads(core, cp)) return;
+  } else {
+    const int64_t tokens = a.seq_length.value_or(0) / cp;
+    if (a.seq_length && tokens + 1 < a.mamba_conv_kernel)
+      v.reject("mamba_conv_kernel",
+               fmt::format("the convolution sees {} tokens, but a context-parallel rank has {}",
+                           a.mamba_conv_kernel, tokens),
+               "Use longer sequences or fewer ranks");
+    return;
+  }
   v.reject("context_parallel_size",
            fmt::format(
                "{} heads in {} groups of a tensor-parallel rank are not divided by context_parallel_size = "
                "{}: each rank has as many heads, of whole groups or of one",
                core.heads, core.groups, cp),
-           "Choose a size that divides the heads, and the groups or their multiples");
+           "Choose a size that divides the heads, and the groups or their multiples, or leave "
+           "--recurrent-cp-comm-type out");
 }
 
 void check_heads(Validation& v) {
   const Arguments& a = v.args;
   const std::string layers = a.hybrid_layer_pattern.value_or("");
   if (layers.find(hybrid::delta) != std::string::npos) check_linear_heads(v);
-  if (layers.find(hybrid::mamba) == std::string::npos || !a.mamba_num_heads) return;
+  if (!has_mamba(layers) || !a.mamba_num_heads) return;
   const int64_t tp = a.tensor_model_parallel_size;
   v.divisible({.name = "mamba_num_heads",
                .value = *a.mamba_num_heads,
@@ -156,7 +167,7 @@ void check_kinds(const Arguments& args, std::vector<Problem>& problems) {
   const auto reject = [&](bool wrong, const char* what, const char* flag, const char* fix) {
     if (wrong) problems.push_back({.what = what, .where = flag, .fix = fix});
   };
-  reject(has(hybrid::attention) && !args.num_attention_heads,
+  reject(has_attention(layers) && !args.num_attention_heads,
          "the pattern has attention, whose heads are not given", "--num-attention-heads",
          "Give their number");
   reject(has(hybrid::experts) && !args.num_experts,
@@ -171,14 +182,13 @@ void check_kinds(const Arguments& args, std::vector<Problem>& problems) {
          "Use G for these layers");
   reject(args.window_size.has_value(), "hybrid models have no sliding windows", "--window-size",
          "Leave it out");
-  reject(args.parallel_residual, "a layer of a hybrid model has one branch", "--parallel-residual",
-         "Leave it out");
+  reject(args.parallel_residual, "the pattern says which branches are side by side", "--parallel-residual",
+         "Use H for Mamba-2 beside attention, or leave it out");
 }
 
 // As check_fp8() for the GEMMs of other layers.
 void check_fp8_widths(const Arguments& args, std::vector<Problem>& problems) {
-  const bool has_mamba = args.hybrid_layer_pattern.value_or("").find(hybrid::mamba) != std::string::npos;
-  if (!args.fp8 || !args.mamba_num_heads || !has_mamba) return;
+  if (!args.fp8 || !args.mamba_num_heads || !has_mamba(args.hybrid_layer_pattern.value_or(""))) return;
   const int64_t d = *args.mamba_num_heads * args.mamba_head_dim, tp = args.tensor_model_parallel_size;
   const int64_t width = 2 * d + 2 * args.mamba_num_groups * args.mamba_state_dim + *args.mamba_num_heads;
   for (const auto& [what, size] :
@@ -193,9 +203,25 @@ void check_fp8_widths(const Arguments& args, std::vector<Problem>& problems) {
   }
 }
 
+void check_multipliers(const Arguments& args, std::vector<Problem>& problems) {
+  const size_t count = args.mamba_multipliers.size();
+  if (count != 0 && count != 5)
+    problems.push_back({.what = fmt::format("{} factors for the five parts z, x, B, C and dt", count),
+                        .where = "--mamba-multipliers",
+                        .fix = "Give five, or leave it out"});
+  if (args.mlp_gate_multiplier == 1.0) return;
+  const bool gated = args.swiglu || args.geglu;
+  const bool experts = args.hybrid_layer_pattern.value_or("").find(hybrid::experts) != std::string::npos;
+  if (!gated || experts)
+    problems.push_back({.what = gated ? "experts have no factor of their gates" : "the MLPs have no gates",
+                        .where = "--mlp-gate-multiplier",
+                        .fix = "Leave it out, or use MLPs with --swiglu"});
+}
+
 void check_mamba(const Arguments& args, std::vector<Problem>& problems) {
   check_decoder(args, problems);
   check_kinds(args, problems);
+  check_multipliers(args, problems);
   check_fp8_widths(args, problems);
 }
 
@@ -203,12 +229,11 @@ std::string summary_of(const Arguments& args, const GPTConfig& config) {
   const std::string& layers = *args.hybrid_layer_pattern;
   const auto count = [&](char kind) { return std::ranges::count(layers, kind); };
   return fmt::format(
-      "Mamba: {} layers ({} Mamba-2, {} gated delta nets, {} attention, {} MLP, {} experts), hidden {}, {} "
-      "heads of {} "
-      "channels, state {}, vocabulary {}",
-      layers.size(), count(hybrid::mamba), count(hybrid::delta), count(hybrid::attention), count(hybrid::mlp),
-      count(hybrid::experts), config.hidden, args.mamba_num_heads.value(), args.mamba_head_dim,
-      args.mamba_state_dim, config.vocabulary);
+      "Mamba: {} layers ({} Mamba-2, {} gated delta nets, {} attention, {} both, {} MLP, {} experts), hidden "
+      "{}, {} heads of {} channels, state {}, vocabulary {}",
+      layers.size(), count(hybrid::mamba), count(hybrid::delta), count(hybrid::attention),
+      count(hybrid::both), count(hybrid::mlp), count(hybrid::experts), config.hidden,
+      args.mamba_num_heads.value(), args.mamba_head_dim, args.mamba_state_dim, config.vocabulary);
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
-// Mamba-2 and its hybrids in files of other programs: Hugging Face's mamba2 and nemotron_h (hf_bamba.cpp has
-// bamba).
+// Mamba-2 and its hybrids in files of other programs: Hugging Face's mamba2 and nemotron_h (hf_bamba.cpp,
+// hf_falcon_h1.cpp and hf_granite_hybrid.cpp have others).
 #include "teratron/models/family_formats.h"
 #include "teratron/models/mamba/hf_keys.h"
+#include "teratron/models/megatron_rows.h"
 
 namespace teratron {
 
@@ -14,8 +15,6 @@ using namespace gpt_hf_keys;
 
 namespace {
 
-constexpr std::string_view expert_ffn = "moe_ffn_hidden_size",
-                           shared_ffn = "moe_shared_expert_intermediate_size";
 constexpr int64_t unlimited_positions = 1 << 20;  // recurrences need none
 
 // transformers' Nemotron-H has a lower limit alone, by this name.
@@ -72,13 +71,13 @@ void read_layers(std::string_view key, HfConfig& config) {
 void write_layers(std::string_view key, HfConfig& config) {
   const std::string layers = pattern_of(config);
   json types = json::array();
-  for (const char kind : layers)
-    types.push_back(std::ranges::find(layer_types, kind, &LayerType::kind)->name);
+  for (const char kind : layers) {
+    const auto* const found = std::ranges::find(layer_types, kind, &LayerType::kind);
+    if (found == std::end(layer_types))
+      return config.problem("{} = {} has layers of kind {}", pattern_setting, layers, kind);
+    types.push_back(found->name);
+  }
   config.keys.update({{std::string(key), types}, {"hybrid_override_pattern", layers}});
-}
-
-bool has_experts(const HfConfig& config) {
-  return pattern_of(config).find(hybrid::experts) != std::string::npos;
 }
 
 // Groups of experts, of which transformers adds the two best scores; probabilities are divided by their sum.
@@ -146,7 +145,8 @@ HfLayerKinds layer_kinds(HfConfig& config, int64_t layers) {
   for (const char kind : pattern) {
     const bool latent =
         kind == hybrid::experts && !config.settings.value("moe_latent_size", json()).is_null();
-    kinds.push_back({std::ranges::find(layer_types, kind, &LayerType::kind)->name});
+    const auto* const found = std::ranges::find(layer_types, kind, &LayerType::kind);
+    kinds.push_back({found == std::end(layer_types) ? "" : found->name});
     if (latent) kinds.back().push_back("latent");
     if (kind == hybrid::experts) kinds.back().push_back(latent ? "narrow" : "wide");
   }
@@ -288,7 +288,24 @@ HfFamily nemotron_h() {
 }  // namespace
 
 static FamilyFormats all() {
-  return {.hf = {mamba2(), nemotron_h(), bamba()}};
+  return {.hf = {mamba2(), nemotron_h(), bamba(), falcon_h1(), granitemoehybrid()},
+          .refused_hf =
+              {{"zamba2", "attention is shared by layers at several depths, with an adapter for each"},
+               {"kimi_linear",
+                "decays are of each channel of the keys, and attention is multi-head latent attention"}},
+          .megatron = MegatronModel{
+              .embeddings = megatron_rows::embeddings,
+              .stacks = {{.ours = "decoder",
+                          .legacy = "encoder",
+                          .layer = megatron_rows::joined(
+                              {megatron_rows::mamba, megatron_rows::layer(), megatron_rows::delta_net}),
+                          .final_norm = "final_norm",
+                          .stacks_layers = false}},
+              .heads = megatron_rows::output,
+              .signs = {"mixer.in_proj."},
+              .arguments = {"hybrid_layer_pattern", "hybrid_override_pattern"},
+              .has_core = true,
+              .tokenizer = "GPT2BPETokenizer"}};
 }
 
 }  // namespace mamba_hf

@@ -1,5 +1,6 @@
 // Models of Mamba-2 layers and hybrids in every layout against one rank: losses and every gradient.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
 #include "teratron/models/mamba/mamba_config.h"
@@ -13,6 +14,7 @@ struct HybridCase {
   std::string layers;
   std::function<void(GPTConfig&)> change = [](GPTConfig&) {};
   TestData data = {};
+  bool passes_states = false;
 };
 
 GPTConfig hybrid_test_config(const HybridCase& c) {
@@ -25,10 +27,17 @@ GPTConfig hybrid_test_config(const HybridCase& c) {
   moe.experts.ffn_hidden = 12;
   config.init_std = 0.1;
   c.change(config);
-  make_hybrid(
-      config, c.layers,
-      {.mamba = {.core = {.heads = 4, .head_dim = 8, .groups = 2, .state = 6, .chunk = 4}},
-       .delta = {.core = {.key_heads = 4, .value_heads = 8, .key_dim = 6, .value_dim = 5, .chunk = 4}}});
+  make_hybrid(config, c.layers,
+              {.mamba = {.core = {.heads = 4, .head_dim = 8, .groups = 2, .state = 6, .chunk = 4},
+                         .multipliers = c.layers.find('H') == std::string::npos
+                                            ? std::vector<double>()
+                                            : std::vector<double>{0.7, 1.2, 0.9, 1.1, 0.8},
+                         .passes_states = c.passes_states},
+               .delta = {.core = {.key_heads = 4, .value_heads = 8, .key_dim = 6, .value_dim = 5, .chunk = 4},
+                         .passes_states = c.passes_states},
+               .of_mamba = {1.3, 0.6},
+               .of_attention = {0.7, 1.4},
+               .of_mlp = {.output = 1.2}});
   return config;
 }
 
@@ -37,6 +46,16 @@ const std::vector<HybridCase> hybrid_cases = {
     {"M-M*"},
     {"M*ME"},
     {"M-*G"},
+    {"H-H-",
+     [](GPTConfig& c) {
+       c.activation = Activation::swiglu;
+       c.gate_multiplier = 0.6;
+       c.residual_multiplier = 0.8;
+       c.embedding_multiplier = 1.7;
+       c.logits_multiplier = 0.5;
+     }},
+    {"MG-*", [](GPTConfig&) {}, {.sequence = 16}, true},
+    {"GMHG", [](GPTConfig& c) { c.hidden_dropout = 0.1; }, {.sequence = 16, .documents = true}, true},
     {"M-M*", [](GPTConfig& c) { c.hidden_dropout = 0.1; }, {.sequence = 16, .documents = true}},
     {"GG*-", [](GPTConfig& c) { c.attention_output_gate = true; }, {.sequence = 16, .documents = true}}};
 
@@ -79,13 +98,50 @@ void expect_equal(const Gradients& actual, const Gradients& expected) {
 }
 
 TEST(HybridLayouts, RecomputationChangesNoBit) {
-  HybridCase c = hybrid_cases[4];
+  HybridCase c = hybrid_cases[7];
   const Gradients plain = gradients_of(hybrid_test_config(c), {}, c.data, at::kFloat);
   c.change = [](GPTConfig& config) {
     config.hidden_dropout = 0.1;
     config.recompute = {.granularity = RecomputeConfig::Granularity::layers, .layers = 2};
   };
   expect_equal(gradients_of(hybrid_test_config(c), {}, c.data, at::kFloat), plain);
+}
+
+// Logits of rows with two documents, the second from token 5 on.
+at::Tensor packed_logits(const std::string& layers, const at::Tensor& tokens_SB) {
+  const GPTConfig config = hybrid_test_config({layers});
+  ParameterSet parameters({.dtype = at::kDouble, .seed = 3});
+  GPT model(parameters, config, {.layers = std::ssize(layers)}, {});
+  const int64_t S = tokens_SB.size(0), B = tokens_SB.size(1);
+  const MicroBatch batch{.tensors = {{"tokens", tokens_SB},
+                                     {"sequence_index", at::arange(S, at::kLong).unsqueeze(1).expand({S, B})},
+                                     {"cu_seqlens", two_documents(B, S, 5)}},
+                         .training = false};
+  const c10::AutoGradMode without_gradients(false);
+  return model.logits(model.forward({}, batch, nullptr));
+}
+
+double difference(const at::Tensor& one, const at::Tensor& other) {
+  return (one - other).abs().max().item<double>();
+}
+
+TEST(Hybrids, ADocumentNeverSeesTheOneBeforeIt) {
+  for (const char* const layers : {"MM", "GG", "M*-G", "HG"}) {
+    at::manual_seed(1);
+    const at::Tensor tokens_SB = at::randint(0, 37, {8, 2}, at::kLong);
+    at::Tensor other_SB = tokens_SB.clone();
+    other_SB.narrow(0, 0, 5).add_(1).remainder_(37);
+    const at::Tensor one = packed_logits(layers, tokens_SB), other = packed_logits(layers, other_SB);
+    // Decays are summed from the beginning of a chunk, so that the last bits may differ.
+    EXPECT_LE(difference(one.narrow(0, 5, 3), other.narrow(0, 5, 3)), 1e-12) << layers;
+    EXPECT_GE(difference(one.narrow(0, 4, 1), other.narrow(0, 4, 1)), 1e-4) << layers;
+    // Within a document what came before does matter.
+    other_SB = tokens_SB.clone();
+    other_SB.narrow(0, 5, 1).add_(1).remainder_(37);
+    const at::Tensor within = packed_logits(layers, other_SB);
+    EXPECT_GE(difference(one.narrow(0, 7, 1), within.narrow(0, 7, 1)), 1e-6) << layers;
+    EXPECT_LE(difference(one.narrow(0, 0, 5), within.narrow(0, 0, 5)), 1e-12) << layers;
+  }
 }
 
 TEST(Mamba, ParametersAreNamedAndInitialisedAsInMegatron) {

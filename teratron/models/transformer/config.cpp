@@ -169,6 +169,7 @@ TransformerConfig transformer_config(const Arguments& args) {
           .parallel_residual = args.parallel_residual,
           .fp32_residual = args.fp32_residual_connection && (args.bf16 || args.fp16),
           .query_key_layer_scaling = args.apply_query_key_layer_scaling,
+          .residual_multiplier = args.residual_multiplier,
           .softmax_scale = args.softmax_scale.value_or(0.0),
           .windows = attention_windows({args.window_size, args.window_attn_skip_freq}, *args.num_layers),
           .context_parallel_comm = context_parallel_comm(args),

@@ -85,7 +85,9 @@ struct TransformerConfig {
   bool parallel_residual = false;    // attention and MLP read the same residual stream
   bool fp32_residual = false;        // the residual stream is fp32 for any weight dtype
   bool query_key_layer_scaling = false;
-  double softmax_scale = 0.0;  // of attention scores; 0: 1 / sqrt(kv_channels)
+  double residual_multiplier = 1.0;  // of what is added to the residual stream
+  double gate_multiplier = 1.0;      // of the gates of MLPs
+  double softmax_scale = 0.0;        // of attention scores; 0: 1 / sqrt(kv_channels)
   /// Sliding window of each layer, 0: none (see AttentionRequest); empty: none.
   std::vector<int64_t> windows;
   /// Communication of each layer's attention under context parallelism; empty: p2p.

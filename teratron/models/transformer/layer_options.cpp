@@ -77,6 +77,7 @@ MlpOptions mlp_options(const TransformerConfig& config) {
           .ffn_hidden = config.ffn_hidden,
           .activation = config.activation,
           .bias = config.linear_bias,
+          .gate_multiplier = config.gate_multiplier,
           .fc1_init = weight_init(config),
           .fc2_init = output_init(config)};
 }

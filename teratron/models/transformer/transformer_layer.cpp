@@ -25,7 +25,6 @@ TransformerLayer::TransformerLayer(const Scope& scope, const TransformerConfig& 
                                    const TensorParallel& parallel, const Mesh& mesh)
     : hidden_dropout_(config.hidden_dropout),
       residual_after_norm_(config.residual_after_norm),
-      side_by_side_(config.parallel_residual),
       dtype_(scope.options().dtype),
       parallel_(parallel) {
   const std::vector<BranchOptions> branches = branches_of(config, layer);
@@ -35,25 +34,33 @@ TransformerLayer::TransformerLayer(const Scope& scope, const TransformerConfig& 
                         : std::optional(Norm(scope / name, config.hidden, config.norm, parallel));
   };
   for (const BranchOptions& branch : branches) {
-    branches_.push_back(
-        {norm(branch.norm), norm(branch.output_norm), nullptr, dropout_site(config, layer, branch.dropout)});
+    branches_.push_back({norm(branch.norm), norm(branch.output_norm), nullptr,
+                         dropout_site(config, layer, branch.dropout), branch.input, branch.input_multiplier,
+                         branch.output_multiplier * config.residual_multiplier});
     branches_.back().mixer = branch.mixer(scope / branch.part, parallel, mesh);
   }
+}
+
+size_t TransformerLayer::end_of_group(size_t first) const {
+  size_t end = first + 1;
+  while (end < branches_.size() && branches_[end].input != BranchInput::stream) ++end;
+  return end;
 }
 
 // h = x, then for each branch h = h + dropout(output_norm(mixer(norm(h)))). Side by side, all norms read x:
 // y = x + dropout(attention(norm(x))) + dropout(mlp(norm(x))).
 Hidden TransformerLayer::forward(const Hidden& x, const LayerContext& context, LayerState* state) {
   const auto* const states = static_cast<LayerStates*>(state);
-  const size_t together = side_by_side_ ? branches_.size() : 1;
   Hidden h = x;
-  for (size_t first = 0; first < branches_.size(); first += together) {
+  for (size_t first = 0, end = 0; first < branches_.size(); first = end) {
+    end = end_of_group(first);
     std::vector<Input> inputs;
-    for (size_t i = first; i < first + together; ++i) {
-      inputs.push_back(read(branches_[i], h));
+    for (size_t i = first; i < end; ++i) {
+      inputs.push_back(branches_[i].input == BranchInput::same_normed ? inputs.back()
+                                                                      : read(branches_[i], h));
       h = {inputs.back().residual_SBH};
     }
-    for (size_t i = first; i < first + together; ++i) {
+    for (size_t i = first; i < end; ++i) {
       Input& input = inputs[i - first];
       input.residual_SBH = apply_bias_grad(h);
       h = add(branches_[i], input, context, states ? (*states)[i] : nullptr);
@@ -77,14 +84,18 @@ Hidden TransformerLayer::add(Branch& branch, const Input& input, const LayerCont
   const auto dropout = [&](double rate) {
     return context.hidden_dropout(rate, branch.dropout_site, parallel_);
   };
-  if (!branch.output_norm) {
+  const double a = branch.input_multiplier, b = branch.output_multiplier;
+  const Normed normed = a == 1.0 ? input.normed : Normed(input.normed.tensor() * a);
+  if (!branch.output_norm && b == 1.0) {
     const ResidualDropout residual{input.residual_SBH, dropout(hidden_dropout_)};
-    return branch.mixer->forward_add_residual(input.normed, residual, context, state);
+    return branch.mixer->forward_add_residual(normed, residual, context, state);
   }
   const ResidualDropout nothing{.dropout = dropout(0.0)};
-  const Hidden mixed = branch.mixer->forward_add_residual(input.normed, nothing, context, state);
-  return {bias_dropout_add(branch.output_norm->forward_with_residual(mixed).normed, nullptr,
-                           input.residual_SBH, dropout(hidden_dropout_))};
+  const Hidden mixed = branch.mixer->forward_add_residual(normed, nothing, context, state);
+  at::Tensor y_SBH =
+      branch.output_norm ? branch.output_norm->forward_with_residual(mixed).normed : apply_bias_grad(mixed);
+  if (b != 1.0) y_SBH = y_SBH * b;
+  return {bias_dropout_add(y_SBH, nullptr, input.residual_SBH, dropout(hidden_dropout_))};
 }
 
 std::unique_ptr<LayerState> TransformerLayer::make_state() const {

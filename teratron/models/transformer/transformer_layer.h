@@ -1,6 +1,7 @@
 // A transformer layer: a list of branches of the residual stream, one after the other (Vaswani et al. 2017)
 // or side by side (GPT-J, GPT-NeoX). A branch normalizes its input (pre-norm, Radford et al. 2019), its
-// output (OLMo 2) or both (Gemma 2). Usually there are self-attention, in a decoder cross attention, and a
+// output (OLMo 2) or both (Gemma 2); several can share
+// a normalized input (Falcon-H1). Usually there are self-attention, in a decoder cross attention, and a
 // feed-forward network (transformer_branches.h). Any list will do: a layer of Mamba has one branch.
 #pragma once
 
@@ -31,16 +32,27 @@ MixerFactory mixer_factory(const Options&... options) {
 /// The operators of that part, named `name`.*.
 using MixerOperators = std::function<std::vector<Operator>(const std::string& name, const RankSizes& sizes)>;
 
-/// A branch, which makes h + dropout(output_norm(part(norm(h)))) of the residual stream h.
+/// What a branch reads.
+enum class BranchInput : uint8_t {
+  stream,       // the residual stream after the branches before it
+  same_stream,  // the residual stream that the branch before it reads
+  same_normed   // what the norm of the branch before it gives; it has none
+};
+
+/// A branch, which makes h + dropout(b output_norm(part(a norm(h)))) of the residual stream h, with factors a
+/// and b.
 struct BranchOptions {
   // Names below the layer's; a norm without a name does not exist.
   std::string norm = {};  // "input_layernorm"
   std::string part = {};  // "self_attention"
   std::string output_norm = {};
+  BranchInput input = BranchInput::stream;
   MixerFactory mixer = nullptr;
   MixerOperators operators = nullptr;  // its costs; null: the planner must not ask for them
   /// Number of its dropout among those of a layer (DropoutSite, layer_options.h), for each branch another.
   uint64_t dropout = 0;
+  double input_multiplier = 1.0;   // a
+  double output_multiplier = 1.0;  // b
 };
 
 class TransformerLayer : public Layer {
@@ -57,18 +69,21 @@ class TransformerLayer : public Layer {
     std::optional<Norm> norm, output_norm;
     std::unique_ptr<Mixer> mixer;
     uint64_t dropout_site;
+    BranchInput input;
+    double input_multiplier, output_multiplier;
   };
   /// What a branch reads, and what it is added to.
   struct Input {
     Normed normed;
     at::Tensor residual_SBH;
   };
+  /// The branches from `first` to here read one residual stream.
+  size_t end_of_group(size_t first) const;
   Input read(Branch& branch, const Hidden& h) const;
   Hidden add(Branch& branch, const Input& input, const LayerContext& context, LayerState* state) const;
 
   double hidden_dropout_;
   bool residual_after_norm_;
-  bool side_by_side_;
   at::ScalarType dtype_;  // of the weights
   TensorParallel parallel_;
   std::vector<Branch> branches_;

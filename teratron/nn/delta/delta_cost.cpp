@@ -19,6 +19,14 @@ Operator core_operator(const std::string& name, const DeltaMixerOptions& options
   op.masked_flops = sizes.tokens * heads * chunk * (3.0 * K + 2.0 * V);
   op.bytes = sizes.tokens * (width + values) * sizes.element;
   op.saved = sizes.tokens * width * sizes.element;
+  const double ranks = as_real(sizes.batch.context_parallel);
+  if (options.passes_states && ranks > 1.0) {
+    // Each rank runs its tokens twice, and with an identity in place of the state; all have the transitions.
+    op.flops += sizes.tokens * heads * (2.0 * chunk * (6.0 * K + 2.0 * V) + 6.0 * K * (K + V));
+    op.masked_flops += sizes.tokens * heads * chunk * (6.0 * K + 2.0 * V);
+    op.saved += sizes.tokens * as_real(core.channels()) * sizes.element +
+                ranks * sizes.samples * heads * K * K * sizes.statistic;
+  }
   // In fp32: the columns and what follows them, with keys for every head of values, and the tiles of chunks.
   const double wide = sizes.tokens * sizes.statistic;
   const double columns = 4.0 * wide * (width + 2.0 * heads * K), tiles = wide * heads * chunk;

@@ -43,7 +43,7 @@ class DeltaNetCore final : public RecurrentCore {
 
   Output forward(const Input& in, const States& before) const override {
     const DeltaOutput out = delta_forward({in.columns_SB, in.document_SB, {before.conv, before.recurrent}},
-                                          weights(in.part), delta_part(options_, in.part.count));
+                                          weights(in), delta_part(options_, in.part.count));
     return {out.y_SB, {out.after.conv, out.after.rule}};
   }
 
@@ -53,17 +53,28 @@ class DeltaNetCore final : public RecurrentCore {
     return out;
   }
 
-  at::Tensor backward(const at::Tensor& dy_SB, const Input& in) const override {
-    const DeltaGradients d = delta_backward(dy_SB, {}, {in.columns_SB, in.document_SB}, weights(in.part),
-                                            delta_part(options_, in.part.count));
+  Backward backward(const at::Tensor& dy_SB, const Input& in, const Ends& ends) const override {
+    const DeltaGradients d =
+        delta_backward(dy_SB, ends.dafter, {in.columns_SB, in.document_SB, {.rule = ends.before}},
+                       weights(in), delta_part(options_, in.part.count));
+    if (!ends.accumulates) return {d.dqkvzba_SB, d.drule};
     const auto add = [](Parameter& parameter, const at::Tensor& gradient, const Slices& slices) {
       accumulate_grad(parameter, put_back(gradient, slices, parameter.tensor));
     };
-    add(*conv_weight_, d.weights.conv_weight, channels_of(in.part));
+    if (!in.convolved) add(*conv_weight_, d.weights.conv_weight, channels_of(in.part));
     add(*dt_bias_, d.weights.dt_bias, heads_of(in.part));
     add(*A_log_, d.weights.A_log, heads_of(in.part));
     accumulate_grad(*norm_weight_, d.weights.norm_weight);
-    return d.dqkvzba_SB;
+    return {d.dqkvzba_SB, d.drule};
+  }
+
+  ConvolutionPart convolution() const override { return {{0, options_.channels()}, conv_weight_, nullptr}; }
+  at::Tensor transition(const Input& in) const override;
+  at::Tensor apply(const at::Tensor& transition, const at::Tensor& state) const override {
+    return at::matmul(transition, state);
+  }
+  at::Tensor apply_transposed(const at::Tensor& transition, const at::Tensor& state) const override {
+    return at::matmul(transition.mT(), state);
   }
 
   Slices columns_of(const HeadPart& part) const override { return slices_of(segments_of(options_), part); }
@@ -79,18 +90,39 @@ class DeltaNetCore final : public RecurrentCore {
  private:
   Slices channels_of(const HeadPart& part) const { return slices_of(conv_segments(options_), part); }
   Slices heads_of(const HeadPart& part) const { return slices_of({options_.value_heads}, part); }
-  DeltaWeights weights(const HeadPart& part) const {
+  DeltaWeights weights(const Input& in) const {
+    const HeadPart& part = in.part;
     const auto value = [](const Parameter* parameter, const Slices& slices) {
       return take(parameter->tensor.detach(), 0, slices);
     };
-    return {value(conv_weight_, channels_of(part)), value(dt_bias_, heads_of(part)),
-            value(A_log_, heads_of(part)), norm_weight_->tensor.detach()};
+    return {in.convolved ? identity_convolution(*conv_weight_) : value(conv_weight_, channels_of(part)),
+            value(dt_bias_, heads_of(part)), value(A_log_, heads_of(part)), norm_weight_->tensor.detach()};
   }
 
   DeltaOptions options_;  // of this rank
   int64_t kernel_;
   Parameter *conv_weight_, *dt_bias_, *A_log_, *norm_weight_;
 };
+
+// [B, N, K, K]: what the tokens make of the identity, with values of K channels that are zeros.
+at::Tensor DeltaNetCore::transition(const Input& in) const {
+  const int64_t keys = options_.keys(), K = options_.key_dim, N = options_.value_heads;
+  DeltaOptions square = options_;
+  square.value_dim = K;
+  const at::Tensor& columns = in.columns_SB;
+  const int64_t S = columns.size(0), B = columns.size(1);
+  const at::Tensor zeros = at::zeros({S, B, 2 * square.values()}, columns.options());
+  const at::Tensor gates = columns.narrow(2, columns.size(2) - 2 * N, 2 * N);
+  DeltaWeights square_weights = weights(in);
+  square_weights.conv_weight =
+      square_weights.conv_weight.narrow(0, 0, 1).expand({square.channels(), 1, -1}).contiguous();
+  square_weights.norm_weight = at::ones({K}, norm_weight_->tensor.options());
+  const at::ScalarType wide = columns.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor identity = at::eye(K, columns.options().dtype(wide)).expand({B, N, K, K}).contiguous();
+  const DeltaInput input{
+      at::cat({columns.narrow(2, 0, 2 * keys), zeros, gates}, 2), in.document_SB, {.rule = identity}};
+  return delta_forward(input, square_weights, square).after.rule;
+}
 
 RecurrentMixerOptions mixer_options(const DeltaMixerOptions& options) {
   const DeltaOptions& core = options.core;
@@ -99,7 +131,8 @@ RecurrentMixerOptions mixer_options(const DeltaMixerOptions& options) {
           .inner = core.values(),
           .bias = options.bias,
           .in_init = options.in_init,
-          .out_init = options.out_init};
+          .out_init = options.out_init,
+          .passes_states = options.passes_states};
 }
 
 }  // namespace

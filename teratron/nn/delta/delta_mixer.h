@@ -14,6 +14,7 @@ struct DeltaMixerOptions {
   bool bias = false;  // of the projections
   Init in_init;
   Init out_init;
+  bool passes_states = false;  // between context-parallel ranks, in place of heads
 };
 
 /// The sizes of one of `ranks`, which divides the heads of keys and values.

@@ -68,12 +68,24 @@ class MambaCore final : public RecurrentCore {
 
   Output forward(const Input& in, const States& before) const override {
     return output_of(mamba_forward({in.columns_SB, in.document_SB, {before.conv, before.recurrent}},
-                                   weights(in.part), options_of(in.part)));
+                                   weights(in), options_of(in.part)));
   }
   Output step(const at::Tensor& columns_R, const States& before) const override {
-    return output_of(mamba_step(columns_R, {before.conv, before.recurrent}, weights({}), options_));
+    return output_of(mamba_step(columns_R, {before.conv, before.recurrent}, weights(Input{}), options_));
   }
-  at::Tensor backward(const at::Tensor& dy_SB, const Input& in) const override;
+  Backward backward(const at::Tensor& dy_SB, const Input& in, const Ends& ends) const override;
+
+  ConvolutionPart convolution() const override {
+    return {{options_.inner(), options_.channels()}, conv_weight_, conv_bias_};
+  }
+  /// [B, H, 1, 1]: the product of the decays.
+  at::Tensor transition(const Input& in) const override;
+  at::Tensor apply(const at::Tensor& transition, const at::Tensor& state) const override {
+    return transition * state;
+  }
+  at::Tensor apply_transposed(const at::Tensor& transition, const at::Tensor& state) const override {
+    return transition * state;
+  }
 
   /// x, B, C and dt go to the ranks of their heads, z stays.
   Slices columns_of(const HeadPart& part) const override;
@@ -92,7 +104,7 @@ class MambaCore final : public RecurrentCore {
   MambaOptions options_of(const HeadPart& part) const;
   Slices heads_of(const HeadPart& part) const { return slices_of({options_.heads}, part); }
   Slices channels_of(const HeadPart& part) const;
-  MambaWeights weights(const HeadPart& part) const;
+  MambaWeights weights(const Input& in) const;
 
   MambaOptions options_;  // of this rank
   int64_t kernel_;
@@ -131,20 +143,36 @@ MambaCore::MambaCore(const Scope& scope, const MambaMixerOptions& options, const
                           Init::ones());
 }
 
-at::Tensor MambaCore::backward(const at::Tensor& dy_SB, const Input& in) const {
+RecurrentCore::Backward MambaCore::backward(const at::Tensor& dy_SB, const Input& in,
+                                            const Ends& ends) const {
   const MambaGradients result =
-      mamba_backward(dy_SB, {}, {in.columns_SB, in.document_SB}, weights(in.part), options_of(in.part));
+      mamba_backward(dy_SB, ends.dafter, {in.columns_SB, in.document_SB, {.ssm = ends.before}}, weights(in),
+                     options_of(in.part));
+  const Backward gradients{result.dzxbcdt_SB, result.dssm};
+  if (!ends.accumulates) return gradients;
   const MambaWeights& d = result.weights;
   const auto add = [](Parameter* parameter, const at::Tensor& gradient, const Slices& slices) {
     if (parameter) accumulate_grad(*parameter, put_back(gradient, slices, parameter->tensor));
   };
-  add(conv_weight_, d.conv_weight, channels_of(in.part));
-  add(conv_bias_, d.conv_bias, channels_of(in.part));
+  if (!in.convolved) {
+    add(conv_weight_, d.conv_weight, channels_of(in.part));
+    add(conv_bias_, d.conv_bias, channels_of(in.part));
+  }
   add(dt_bias_, d.dt_bias, heads_of(in.part));
   add(A_log_, d.A_log, heads_of(in.part));
   add(D_, d.D, heads_of(in.part));
   if (in.part.count == 1) accumulate(norm_weight_, d.norm_weight);
-  return result.dzxbcdt_SB;
+  return gradients;
+}
+
+at::Tensor MambaCore::transition(const Input& in) const {
+  const at::ScalarType wide = dt_bias_->tensor.scalar_type();
+  const at::Tensor raw_SBH =
+      in.columns_SB.narrow(2, options_.width() - options_.heads, options_.heads).to(wide) +
+      dt_bias_->tensor.detach();
+  at::Tensor dt_SBH = at::softplus(raw_SBH).clamp_min(options_.time_step_min);
+  if (std::isfinite(options_.time_step_max)) dt_SBH = dt_SBH.clamp_max(options_.time_step_max);
+  return (dt_SBH.sum(0) * -A_log_->tensor.detach().exp()).exp().unsqueeze(-1).unsqueeze(-1);
 }
 
 // The gated norm of a part follows in finish().
@@ -187,12 +215,13 @@ std::vector<Parameter*> MambaCore::parameters() const {
   return present;
 }
 
-MambaWeights MambaCore::weights(const HeadPart& part) const {
+MambaWeights MambaCore::weights(const Input& in) const {
+  const HeadPart& part = in.part;
   const auto taken = [](const Parameter* parameter, const Slices& slices) {
     return parameter ? take(parameter->tensor.detach(), 0, slices) : at::Tensor();
   };
-  return {taken(conv_weight_, channels_of(part)),
-          taken(conv_bias_, channels_of(part)),
+  return {in.convolved ? identity_convolution(*conv_weight_) : taken(conv_weight_, channels_of(part)),
+          in.convolved ? at::Tensor() : taken(conv_bias_, channels_of(part)),
           taken(dt_bias_, heads_of(part)),
           taken(A_log_, heads_of(part)),
           taken(D_, heads_of(part)),
@@ -203,11 +232,13 @@ RecurrentMixerOptions mixer_options(const MambaMixerOptions& options) {
   return {.hidden = options.hidden,
           .segments = mamba_segments(options.core),
           .inner = options.core.inner(),
+          .multipliers = options.multipliers,
           .bias = options.bias,
           .in_init = options.in_init,
           .out_init = options.out_init,
           .conv_state_dtype = options.conv_state_dtype,
-          .recurrent_state_dtype = options.ssm_state_dtype};
+          .recurrent_state_dtype = options.ssm_state_dtype,
+          .passes_states = options.passes_states};
 }
 
 }  // namespace

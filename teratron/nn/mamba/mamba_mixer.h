@@ -10,9 +10,11 @@ struct MambaMixerOptions {
   MambaOptions core;  // of all ranks
   int64_t conv_kernel = 4;
   bool conv_bias = true;
-  bool bias = false;  // of the projections
+  bool bias = false;                     // of the projections
+  std::vector<double> multipliers = {};  // of in_proj's z, x, B, C and dt; empty: none
   Init in_init;
   Init out_init;
+  bool passes_states = false;  // between context-parallel ranks, in place of heads
   // Types of what generation keeps; nullopt: the model's, and that of the arithmetic.
   std::optional<at::ScalarType> conv_state_dtype = {};
   std::optional<at::ScalarType> ssm_state_dtype = {};

@@ -1,5 +1,7 @@
 #include "teratron/nn/recurrent/recurrent_core.h"
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 
 namespace teratron {
@@ -38,6 +40,12 @@ at::Tensor take(const at::Tensor& x, int64_t dim, const Slices& slices) {
   return parts.size() == 1 ? parts[0] : at::cat(parts, dim);
 }
 
+at::Tensor identity_convolution(const Parameter& weight) {
+  const at::Tensor identity = at::zeros({weight.tensor.size(0), 1, 2}, weight.tensor.options());
+  identity.select(2, 1).fill_(1);
+  return identity;
+}
+
 at::Tensor put_back(const at::Tensor& taken, const Slices& slices, const at::Tensor& like) {
   if (taken.size(0) == like.size(0)) return taken;
   const at::Tensor whole = at::zeros(like.sizes(), taken.options());
@@ -47,6 +55,13 @@ at::Tensor put_back(const at::Tensor& taken, const Slices& slices, const at::Ten
     from += count;
   }
   return whole;
+}
+
+at::Tensor recurrent_anchor(const RecurrentCore& core) {
+  const std::vector<Parameter*> parameters = core.parameters();
+  const auto trained =
+      std::ranges::find_if(parameters, [](const Parameter* p) { return p->options.trainable; });
+  return grad_anchor({trained == parameters.end() ? parameters.front() : *trained});
 }
 
 }  // namespace teratron

@@ -24,6 +24,8 @@ using Slices = std::vector<Slice>;
 Slices slices_of(const std::vector<int64_t>& segments, const HeadPart& part);
 /// A view where the slices follow each other.
 at::Tensor take(const at::Tensor& x, int64_t dim, const Slices& slices);
+/// A convolution that changes nothing: [C, 1, 2] of C channels.
+at::Tensor identity_convolution(const Parameter& weight);
 /// The adjoint of take() along dimension 0 of `like`: zeros elsewhere. All rows are in order.
 at::Tensor put_back(const at::Tensor& taken, const Slices& slices, const at::Tensor& like);
 
@@ -48,13 +50,36 @@ class RecurrentCore {
     at::Tensor columns_SB;  // [S, B, F] of in_proj, of the part's heads
     at::Tensor document_SB = {};
     HeadPart part = {};
+    bool convolved = false;  // the columns passed through the convolution already, which is left out
   };
   /// -> y [S, B, D] for out_proj. `before`: undefined tensors are zeros.
   virtual Output forward(const Input& input, const States& before) const = 0;
   /// forward() for one token of each of R sequences: [R, F] -> [R, D].
   virtual Output step(const at::Tensor& columns_R, const States& before) const = 0;
-  /// The gradient of the columns, without states before; those of the parameters are accumulated.
-  virtual at::Tensor backward(const at::Tensor& dy_SB, const Input& input) const = 0;
+  /// The recurrence's states at the ends of the tokens, where other ranks have those around them.
+  struct Ends {
+    at::Tensor before = {};   // undefined: zeros
+    at::Tensor dafter = {};   // the gradient of the state after them; undefined: zeros
+    bool accumulates = true;  // the parameters' gradients
+  };
+  struct Backward {
+    at::Tensor dcolumns_SB;
+    at::Tensor dbefore;
+  };
+  virtual Backward backward(const at::Tensor& dy_SB, const Input& input, const Ends& ends) const = 0;
+
+  // What ranks with other tokens of the same sequences need of each other (state_passing.h). All heads.
+  struct ConvolutionPart {
+    Slice columns;
+    Parameter* weight;  // [C, 1, W]
+    Parameter* bias;    // null: none
+  };
+  virtual ConvolutionPart convolution() const = 0;
+  /// M, if the tokens make M S + S0 of a state S before them; f32 (f64). The columns are convolved.
+  virtual at::Tensor transition(const Input& input) const = 0;
+  /// M S, or M^T S.
+  virtual at::Tensor apply(const at::Tensor& transition, const at::Tensor& state) const = 0;
+  virtual at::Tensor apply_transposed(const at::Tensor& transition, const at::Tensor& state) const = 0;
 
   /// The columns of in_proj that a part of the heads needs.
   virtual Slices columns_of(const HeadPart& part) const = 0;
@@ -67,5 +92,8 @@ class RecurrentCore {
   virtual std::vector<int64_t> conv_shape() const = 0;
   virtual std::vector<int64_t> recurrent_shape() const = 0;
 };
+
+/// A parameter that is trained, if any is.
+at::Tensor recurrent_anchor(const RecurrentCore& core);
 
 }  // namespace teratron

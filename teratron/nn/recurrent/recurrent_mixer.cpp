@@ -8,6 +8,8 @@
 
 #include "teratron/comm/collectives.h"
 #include "teratron/nn/autograd/autograd.h"
+#include "teratron/nn/multipliers.h"
+#include "teratron/nn/recurrent/state_passing.h"
 
 namespace teratron {
 
@@ -48,16 +50,10 @@ struct RecurrentFunction : torch::autograd::Function<RecurrentFunction> {
     const variable_list saved = context->get_saved_variables();
     const HeadPart part{context->saved_data["part"].toInt(), context->saved_data["parts"].toInt()};
     const auto* const core = saved_pointer<const RecurrentCore>(context, "core");
-    return {core->backward(gradients[0], {saved[0], saved[1], part}), at::Tensor(), at::Tensor()};
+    return {core->backward(gradients[0], {saved[0], saved[1], part}, {}).dcolumns_SB, at::Tensor(),
+            at::Tensor()};
   }
 };
-
-// One that is trained, if any is.
-at::Tensor anchor_of(const std::vector<Parameter*>& parameters) {
-  const auto trained =
-      std::ranges::find_if(parameters, [](const Parameter* p) { return p->options.trainable; });
-  return grad_anchor({trained == parameters.end() ? parameters.front() : *trained});
-}
 
 RecurrentCore::States rows_of(const RecurrentCore::States& states, int64_t first, int64_t count) {
   return {states.conv.narrow(0, first, count), states.recurrent.narrow(0, first, count)};
@@ -68,6 +64,7 @@ RecurrentCore::States rows_of(const RecurrentCore::States& states, int64_t first
 RecurrentMixer::RecurrentMixer(const Scope& scope, const RecurrentMixerOptions& options,
                                const TensorParallel& parallel, std::unique_ptr<const RecurrentCore> core)
     : options_(options),
+      segments_(options.segments),
       tensors_(scope.options().tensors()),
       in_(scope / "in_proj",
           {.in = options.hidden,
@@ -79,11 +76,14 @@ RecurrentMixer::RecurrentMixer(const Scope& scope, const RecurrentMixerOptions& 
       core_(std::move(core)),
       out_(scope / "out_proj",
            {.in = options.inner, .out = options.hidden, .bias = options.bias, .init = options.out_init},
-           parallel) {}
+           parallel) {
+  for (int64_t& segment : segments_) segment /= parallel.group.size;
+}
 
 Hidden RecurrentMixer::forward_add_residual(const Normed& normed_SBH, const ResidualDropout& residual,
                                             const LayerContext& context, LayerState* state) {
-  const at::Tensor columns_SB = apply_bias_grad(in_.forward(normed_SBH.tensor(), nullptr, &residual.dropout));
+  at::Tensor columns_SB = apply_bias_grad(in_.forward(normed_SBH.tensor(), nullptr, &residual.dropout));
+  if (!options_.multipliers.empty()) columns_SB = scale_parts(columns_SB, segments_, options_.multipliers);
   for (Parameter* parameter : core_->parameters()) register_use(*parameter);
   const at::Tensor y_SB =
       state ? generate(columns_SB, context, static_cast<LayerStates&>(*state)) : train(columns_SB, context);
@@ -95,9 +95,14 @@ at::Tensor RecurrentMixer::train(const at::Tensor& columns_SB, const LayerContex
   const auto recur = [&](const at::Tensor& columns, const HeadPart& part) {
     const RecurrentFunction::Args args{core_.get(),
                                        documents(context.segments, columns.size(0), columns.size(1)), part};
-    return RecurrentFunction::apply(columns, anchor_of(core_->parameters()), args);
+    return RecurrentFunction::apply(columns, recurrent_anchor(*core_), args);
   };
   if (cut.size() == 1) return recur(columns_SB, {});
+  if (options_.passes_states) {
+    const at::Tensor document_SB =
+        documents(context.segments, columns_SB.size(0) * cut.size(), columns_SB.size(1));
+    return recur_over_ranks(columns_SB, *core_, {cut, document_SB});
+  }
   // All tokens of some heads in place of some tokens of all heads.
   Slices sent;
   for (int64_t rank = 0; rank < cut.size(); ++rank) {

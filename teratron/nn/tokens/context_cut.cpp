@@ -1,6 +1,7 @@
 #include "teratron/nn/tokens/context_cut.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -97,6 +98,37 @@ Segments segments_over_all(const std::vector<Documents>& samples, int64_t rank, 
   return {on_device(queries, device), on_device(keys, device)};
 }
 
+std::vector<int64_t> inverse_of(const std::vector<int64_t>& permutation) {
+  std::vector<int64_t> inverse(permutation.size());
+  for (size_t i = 0; i < permutation.size(); ++i)
+    inverse[static_cast<size_t>(permutation[i])] = static_cast<int64_t>(i);
+  return inverse;
+}
+
+// `order`: see ContextCut; parts have equal numbers of its tokens.
+void add_moves(const std::vector<int64_t>& order, const Group& group, at::Device device, ContextCut& cut) {
+  const auto ranks = static_cast<size_t>(group.size), own = order.size() / ranks;
+  const auto me = static_cast<size_t>(group.rank);
+  TokenMove move{.sent = std::vector<int64_t>(ranks, 0), .received = std::vector<int64_t>(ranks, 0)};
+  std::vector<int64_t> sent_rows, received_rows;
+  for (size_t token = 0; token < order.size(); ++token) {
+    const size_t place = static_cast<size_t>(order[token]), holder = place / own, part = token / own;
+    if (holder == me) sent_rows.push_back(static_cast<int64_t>(place % own)), ++move.sent[part];
+    if (part == me) ++move.received[holder];
+  }
+  std::vector<int64_t> next(ranks, 0);
+  std::exclusive_scan(move.received.begin(), move.received.end(), next.begin(), int64_t{0});
+  for (size_t token = me * own; token < (me + 1) * own; ++token)
+    received_rows.push_back(next[static_cast<size_t>(order[token]) / own]++);
+  TokenMove back{.sent = move.received, .received = move.sent};
+  back.sent_rows = on_device(inverse_of(received_rows), device);
+  back.received_rows = on_device(inverse_of(sent_rows), device);
+  move.sent_rows = on_device(sent_rows, device);
+  move.received_rows = on_device(received_rows, device);
+  cut.to_contiguous = std::move(move);
+  cut.from_contiguous = std::move(back);
+}
+
 }  // namespace
 
 std::shared_ptr<const ContextCut> make_context_cut(std::span<const int32_t> bounds, int64_t samples,
@@ -134,6 +166,7 @@ std::shared_ptr<const ContextCut> make_context_cut(std::span<const int32_t> boun
                           .first_count = std::ssize(tables.first),
                           .second_count = std::ssize(tables.second)});
   }
+  add_moves(order, group, device, *cut);
   cut->rows_SB = on_device(rows, device).view({own, samples});
   cut->order = on_device(order, device);
   cut->inverse_order = on_device(inverse, device);

@@ -11,6 +11,13 @@
 
 namespace teratron {
 
+/// Tokens of a rank, each s * B + b, that go to other ranks, and those that come.
+struct TokenMove {
+  at::Tensor sent_rows;                 // i64: sorted by the rank that they go to
+  at::Tensor received_rows;             // i64: of each token after it, its place among those received
+  std::vector<int64_t> sent, received;  // numbers of tokens, by rank; those received are sorted by it
+};
+
 /// How the tokens of a micro-batch [S, B] are cut over the ranks of a group: every document by itself
 /// (zigzag.h). Tokens of a rank keep the order of the sample. Tensors are on the device.
 struct ContextCut {
@@ -32,6 +39,8 @@ struct ContextCut {
   /// Segments of this rank's queries and all keys: the first chunks of documents and the keys that they may
   /// see; the other queries see no key. Then the second chunks.
   Segments first_over_all, second_over_all;
+  /// See contiguous_parts.h.
+  TokenMove to_contiguous, from_contiguous;
 };
 
 /// The cut of `samples` samples of `length` tokens. `bounds`: the first token b * length + s of each
