@@ -10,6 +10,7 @@
 
 #include "teratron/ckpt/index_ranges.h"
 #include "teratron/ckpt/save_plan.h"
+#include "teratron/megatron/rows/centered_norm.h"
 #include "teratron/megatron/checkpoint.h"
 #include "teratron/megatron/saved_args.h"
 #include "teratron/megatron/unknown_args.h"
@@ -33,9 +34,13 @@ void check_names(const std::map<std::string, TensorSourcePtr>& tensors, const Me
           {fmt::format("tensor \"{}\" has no place in the model", printable(name)), where, {}});
     if (!parsed.stack.empty()) of_layer[fmt::format("{}{}", parsed.stack, parsed.layer)].insert(parsed.rest);
   }
-  std::map<std::pair<std::string, bool>, std::string> first_of;  // of a stack, with experts or without
+  std::map<std::pair<std::string, std::string>, std::string> first_of;  // of a stack, by kind of layer
   for (const auto& [layer, names] : of_layer) {
-    const std::pair kind(layer.substr(0, layer.rfind('.')), names.contains("mlp.router.weight"));
+    std::string parts;  // what a layer consists of
+    for (const char* const part : {"mlp.router.weight", "mlp.linear_fc1.weight", "mixer.in_proj.weight",
+                                   "self_attention.in_proj.weight", "self_attention.linear_qkv.weight"})
+      parts += names.contains(part) ? '1' : '0';
+    const std::pair kind(layer.substr(0, layer.rfind('.')), parts);
     const std::string& first = first_of.try_emplace(kind, layer).first->second;
     if (of_layer.at(first) != names)
       problems.push_back(
@@ -184,6 +189,10 @@ std::unique_ptr<ImportedMegatron> import_megatron(const MegatronImport& request)
   const bool has_optimizer =
       std::ranges::any_of(tensors, [](const auto& tensor) { return is_optimizer(tensor.first); });
   check_names(tensors, source);
+  for (auto& [name, tensor] : tensors) {
+    const bool is_weight = !is_optimizer(name) || name.starts_with("optimizer.param.");
+    if (is_weight && is_centered_there(name, settings)) tensor = plus(tensor, 1.0F);
+  }
   cut_vocabulary(tensors, vocabulary, source.where);
   settings["vocab_size"] = tensors.at("embedding.word_embeddings.weight")->shape()[0];
   if (settings.contains("tokenizer_vocab_size")) settings["tokenizer_vocab_size"] = settings["vocab_size"];

@@ -15,6 +15,8 @@
 #include "teratron/megatron/merge/merge.h"
 #include "teratron/megatron/optimizer/optimizer_groups.h"
 #include "teratron/megatron/rank_files.h"
+#include "teratron/megatron/rows/row_segments.h"
+#include "teratron/megatron/saved_args.h"
 #include "teratron/megatron/structure.h"
 #include "teratron/megatron/train_state.h"
 #include "teratron/optim/rules/adam_states.h"
@@ -106,6 +108,7 @@ class DistCheckpoint final : public MegatronCheckpoint {
   void add(const std::string& key, const std::string& prefix, const TensorSourcePtr& tensor);
   void add_of_layer(const LayerKey& layer, const std::string& prefix, const TensorSourcePtr& tensor);
   void add_one(const std::string& name, const std::string& prefix, TensorSourcePtr tensor);
+  TensorSourcePtr joined_rows(const std::string& name, const std::vector<TensorSourcePtr>& parts) const;
   std::vector<TensorSourcePtr> rows_of(const std::string& key, const TensorSourcePtr& tensor) const;
   void add_states();
   TensorSourcePtr state_tensor(const std::string& key, const DistTensor& weight,
@@ -119,6 +122,7 @@ class DistCheckpoint final : public MegatronCheckpoint {
   const MegatronModel* model_ = nullptr;
   std::map<std::string, TensorSourcePtr> tensors_;                            // by our names
   std::map<std::string, std::pair<TensorSourcePtr, TensorSourcePtr>> gated_;  // gates and ups of experts
+  std::map<std::string, std::vector<TensorSourcePtr>> segments_;              // of rows, in order
   std::vector<std::string> notices_;
   bool has_optimizer_ = false;
 };
@@ -146,7 +150,8 @@ void DistCheckpoint::find_model() {
       return !entry.first.starts_with("optimizer.") && entry.first.find(part) != std::string::npos;
     });
   };
-  model_ = &recognized_model(any);
+  const PickleValue* const args = common_->find("args");
+  model_ = &recognized_model(any, [args](std::string_view name) { return has_value(args, name); });
 }
 
 // `key` without the prefix of a state, which `prefix` is in our names.
@@ -174,6 +179,20 @@ std::vector<TensorSourcePtr> DistCheckpoint::rows_of(const std::string& key,
   return rows;
 }
 
+TensorSourcePtr DistCheckpoint::joined_rows(const std::string& name,
+                                            const std::vector<TensorSourcePtr>& parts) const {
+  std::vector<int64_t> shape = parts[0]->shape();
+  for (const TensorSourcePtr& part : parts) {
+    std::vector<int64_t> same = part->shape();
+    if (!same.empty()) same[0] = shape.at(0);
+    if (same != parts[0]->shape() || part->dtype() != parts[0]->dtype())
+      refuse_dist(fmt::format("the parts of \"{}\" differ", printable(name)), where_);
+  }
+  shape[0] = 0;
+  for (const TensorSourcePtr& part : parts) shape[0] += part->shape()[0];
+  return concatenated(parts, shape);
+}
+
 // To core 0.14 one tensor has the experts of a layer; later each has its own, with gates and ups apart.
 void DistCheckpoint::add_of_layer(const LayerKey& layer, const std::string& prefix,
                                   const TensorSourcePtr& tensor) {
@@ -181,6 +200,17 @@ void DistCheckpoint::add_of_layer(const LayerKey& layer, const std::string& pref
   const auto add_named = [&](const std::string& rest, const TensorSourcePtr& one) {
     add_one(megatron_name(in_layer + rest, *model_).name, prefix, one);
   };
+  if (const size_t end = layer.rest.rfind('.'); end != std::string::npos) {
+    const std::string whole = layer.rest.substr(0, end), name = layer.rest.substr(end + 1);
+    const std::vector<std::string_view> names = segment_names(whole);
+    if (const auto found = std::ranges::find(names, name); found != names.end()) {
+      std::vector<TensorSourcePtr>& parts = segments_[prefix + in_layer + whole];
+      parts.resize(names.size());
+      parts[static_cast<size_t>(found - names.begin())] = tensor;
+      if (std::ranges::find(parts, nullptr) == parts.end()) add_named(whole, joined_rows(whole, parts));
+      return;
+    }
+  }
   if (!layer.rest.starts_with(experts_of_layer)) return add_named(layer.rest, tensor);
   const std::string of_expert = layer.rest.substr(experts_of_layer.size());
   if (of_expert.find_first_of("0123456789") != 0) {
@@ -204,7 +234,7 @@ void DistCheckpoint::add_of_layer(const LayerKey& layer, const std::string& pref
 }
 
 void DistCheckpoint::add_one(const std::string& name, const std::string& prefix, TensorSourcePtr tensor) {
-  if (tensor->shape().empty() || tensor->shape().size() > 2 || !is_convertible_float(tensor->dtype()))
+  if (tensor->shape().empty() || tensor->shape().size() > 3 || !is_convertible_float(tensor->dtype()))
     refuse_dist(
         fmt::format("tensor \"{}\" is not a matrix or vector of F64, F32, BF16 or F16", printable(name)),
         where_);

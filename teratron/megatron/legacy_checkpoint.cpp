@@ -10,6 +10,8 @@
 #include "teratron/hf/float_convert.h"
 #include "teratron/megatron/legacy_chunk.h"
 #include "teratron/megatron/merge/merge.h"
+#include "teratron/megatron/rows/row_segments.h"
+#include "teratron/megatron/saved_args.h"
 #include "teratron/megatron/structure.h"
 #include "teratron/megatron/train_state.h"
 #include "teratron/pickle/zip_archive.h"
@@ -242,8 +244,8 @@ void LegacyCheckpoint::find_model() {
       });
     });
   };
-  core_names_ = any("self_attention.linear_qkv.");
-  model_ = &recognized_model(any);
+  core_names_ = any("self_attention.linear_qkv.") || any(".in_proj.weight");
+  model_ = &recognized_model(any, [this](std::string_view name) { return has_value(args_, name); });
 }
 
 // Layers are numbered within their stage, and the virtual stages of a rank lie between those of others.
@@ -279,7 +281,7 @@ Joined LegacyCheckpoint::join(const SavedParameter& first, const std::string& ou
   Joined joined{.part = {.split = split_of(ours), .shape = first.shape}, .dtype = first.weight->dtype()};
   if (joined.part.split == MegatronSplit::columns && first.shape.size() != 2)
     fail(fmt::format("tensor \"{}\" is not a matrix", printable(first.path)), files_.where);
-  if (first.shape.empty() || first.shape.size() > 2 || !is_convertible_float(joined.dtype))
+  if (first.shape.empty() || first.shape.size() > 3 || !is_convertible_float(joined.dtype))
     fail(fmt::format("tensor \"{}\" is not a matrix or vector of F64, F32, BF16 or F16",
                      printable(first.path)),
          files_.where);
@@ -301,7 +303,8 @@ Joined LegacyCheckpoint::join(const SavedParameter& first, const std::string& ou
 MegatronPart LegacyCheckpoint::part_with(const std::string& name, const Joined& joined,
                                          const json& settings) const {
   MegatronPart part = joined.part;
-  part.channels = settings["kv_channels"];
+  if (const json channels = settings.value("kv_channels", json()); channels.is_number_integer())
+    part.channels = channels;
   const bool qkv = name.find("linear_qkv.") != std::string::npos;
   const bool kv = name.find("linear_kv.") != std::string::npos;
   if (kv) part.splits = 2;
@@ -310,8 +313,9 @@ MegatronPart LegacyCheckpoint::part_with(const std::string& name, const Joined& 
     if (part.shape[0] % (part.splits * part.channels) != 0)
       fail(fmt::format("tensor \"{}\" is not made of whole heads", name), files_.where);
   }
-  if (settings["swiglu"] == true && name.find("linear_fc1.") != std::string::npos)
-    part.rows = MegatronRows::gated;
+  const int64_t rows = merged_shape(part, static_cast<int64_t>(joined.ranks.size()))[0];
+  part.segments = row_segments(name, rows, settings);
+  if (!part.segments.empty()) part.rows = MegatronRows::segmented;
   return part;
 }
 

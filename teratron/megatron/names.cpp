@@ -37,7 +37,7 @@ std::string renamed(std::string_view path, const std::vector<MegatronRow>& rows)
   };
   for (const MegatronRow& row : rows) {
     consider(row, row.legacy);
-    consider(row, row.fused);
+    for (const std::string_view name : row.fused) consider(row, name);
     for (const std::string_view name : row.other) consider(row, name);
   }
   if (best == nullptr) return std::string(path);
@@ -112,7 +112,7 @@ MegatronName megatron_name(std::string_view path, const MegatronModel& model) {
   if (stack == nullptr) return {.name = renamed(renamed(path, model.embeddings), model.heads)};
   const std::string prefix = std::string(stack->ours) + ".";
   if (name.starts_with("final_norm."))
-    return {.name = prefix + "final_layernorm." + std::string(name.substr(11))};
+    return {.name = prefix + std::string(stack->final_norm) + std::string(name.substr(10))};
   if (!name.starts_with("layers.")) return {.name = prefix + std::string(name)};
   name.remove_prefix(7);
   int64_t layer = 0;
@@ -138,15 +138,19 @@ bool has_row(const MegatronModel& model, const MegatronName& name) {
   for (const MegatronStack& stack : model.stacks) {
     const std::string prefix = std::string(stack.ours) + ".";
     if (name.stack == prefix + "layers.") return is_in(stack.layer, without_number(name.rest));
-    if (name.name.starts_with(prefix + "final_layernorm.")) return true;
+    if (name.name.starts_with(prefix + std::string(stack.final_norm) + ".")) return true;
   }
   return is_in(model.embeddings, name.name) || is_in(model.heads, name.name);
 }
 
-const MegatronModel& recognized_model(const std::function<bool(std::string_view)>& any) {
+const MegatronModel& recognized_model(const std::function<bool(std::string_view)>& any,
+                                      const std::function<bool(std::string_view)>& has) {
   const MegatronModel* found = nullptr;
   for (const MegatronModel& model : megatron_models()) {
-    if (model.signs.empty() ? found == nullptr : std::ranges::any_of(model.signs, any)) found = &model;
+    const bool argued = std::ranges::any_of(model.arguments, has);
+    if (argued || (model.signs.empty() && model.arguments.empty() ? found == nullptr
+                                                                  : std::ranges::any_of(model.signs, any)))
+      found = &model;
   }
   return *found;
 }
@@ -165,11 +169,12 @@ MegatronSplit split_of(std::string_view name) {
   for (const std::string_view rows :
        {"word_embeddings.weight", "output_layer.weight", "output_layer.bias", "linear_qkv.weight",
         "linear_qkv.bias", "linear_q.weight", "linear_q.bias", "linear_kv.weight", "linear_kv.bias",
-        "linear_fc1.weight", "linear_fc1.bias"}) {
+        "linear_fc1.weight", "linear_fc1.bias", ".in_proj.weight", ".in_proj.bias", ".conv1d.weight",
+        ".conv1d.bias", ".dt_bias", ".A_log", ".mixer.D", ".mixer.norm.weight"}) {
     if (name.ends_with(rows)) return MegatronSplit::rows;
   }
   for (const std::string_view columns :
-       {"linear_proj.weight", "linear_fc2.weight", "relative_attention_bias.weight"}) {
+       {"linear_proj.weight", "linear_fc2.weight", ".out_proj.weight", "relative_attention_bias.weight"}) {
     if (name.ends_with(columns)) return MegatronSplit::columns;
   }
   return MegatronSplit::none;

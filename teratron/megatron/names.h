@@ -41,8 +41,10 @@ MegatronName megatron_name(std::string_view path, const MegatronModel& model);
 /// Whether one of the model's rows is the tensor's, by its name here.
 bool has_row(const MegatronModel& model, const MegatronName& name);
 
-/// The model of a checkpoint in which `any(part)` says whether a name contains this part.
-const MegatronModel& recognized_model(const std::function<bool(std::string_view)>& any);
+/// The model of a checkpoint in which `any(part)` says whether a name contains this part, `has(argument)`
+/// whether an argument is saved and not empty.
+const MegatronModel& recognized_model(const std::function<bool(std::string_view)>& any,
+                                      const std::function<bool(std::string_view)>& has);
 
 /// UserError(checkpoint)'s advice: what can be converted.
 std::string whole_models_only();

@@ -77,7 +77,9 @@ TEST(MegatronNameTest, NumbersLayersAnew) {
 
 TEST(MegatronNameTest, RecognizesAFamilyByItsTensors) {
   const auto family_with = [](std::string_view name) {
-    return recognized_model([name](std::string_view part) { return name.find(part) != name.npos; }).family;
+    return recognized_model([name](std::string_view part) { return name.find(part) != name.npos; },
+                            [](std::string_view) { return false; })
+        .family;
   };
   EXPECT_EQ(family_with("decoder.layers.0.self_attention.linear_qkv.weight"), gpt);
   EXPECT_EQ(family_with("embedding.tokentype_embeddings.weight"), bert);

@@ -62,6 +62,20 @@ constexpr ArgRow arg_rows[] = {{"num_layers", write},
                                {"apply_layernorm_1p"},
                                {"apply_residual_connection_post_layernorm", both, legacy},
                                {"qk_layernorm", both, core},
+                               {"attention_output_gate", both, core},
+                               {"hybrid_layer_pattern", write, core},
+                               {"mamba_num_heads", both, core},
+                               {"mamba_head_dim", both, core},
+                               {"mamba_num_groups", both, core},
+                               {"mamba_state_dim", both, core},
+                               {"experimental_attention_variant", write, core},
+                               {"linear_attention_freq", write, core},
+                               {"linear_num_key_heads", both, core},
+                               {"linear_num_value_heads", both, core},
+                               {"linear_key_head_dim", both, core},
+                               {"linear_value_head_dim", both, core},
+                               {"linear_conv_kernel_dim", both, core},
+                               {"moe_latent_size", write, core},
                                {"openai_gelu"},
                                {"squared_relu"},
                                {"swiglu", write},
@@ -137,7 +151,7 @@ json or_null(const json& settings, std::string_view name) {
 
 // The widths that follow from others, as Megatron-LM saves them.
 void derive_widths(json& args) {
-  if (args["kv_channels"].is_null())
+  if (args["kv_channels"].is_null() && !args["num_attention_heads"].is_null())
     args["kv_channels"] = args["hidden_size"].get<int64_t>() / args["num_attention_heads"].get<int64_t>();
   if (args["ffn_hidden_size"].is_null()) args["ffn_hidden_size"] = 4 * args["hidden_size"].get<int64_t>();
   if (args["max_position_embeddings"].is_null()) args["max_position_embeddings"] = args["seq_length"];
@@ -154,6 +168,16 @@ json core_args(const SavedArgs& saved) {
     if (row.is_written() && row.is_of_core()) args[row.name] = or_null(settings, row.name);
   }
   args["use_mcore_models"] = true;
+  if (!args["hybrid_layer_pattern"].is_null()) {
+    args["hybrid_override_pattern"] = args["hybrid_layer_pattern"];  // its earlier name
+    args["is_hybrid_model"] = true;
+  }
+  if (!args["linear_attention_freq"].is_null()) {
+    const std::string frequency = args["linear_attention_freq"];
+    const bool number = frequency.find_first_not_of("0123456789") == frequency.npos;
+    args["linear_attention_freq"] =
+        number ? json(std::stoll(frequency)) : json(*parse_all_but_every(frequency, settings["num_layers"]));
+  }
   args["transformer_impl"] = saved.names == MegatronNames::core_te ? "transformer_engine" : "local";
   if (args["num_experts"].is_null()) return args;
   if (args["moe_ffn_hidden_size"].is_null()) args["moe_ffn_hidden_size"] = settings["ffn_hidden_size"];
@@ -321,7 +345,7 @@ json saved_settings(const PickleValue* args) {
 
 void check_megatron_model(const json& settings, MegatronNames names, const std::string& where) {
   const json defaults = json::parse(to_json(Arguments()));
-  const char* const models = is_core(names) ? "Megatron-Core's GPT" : "Megatron-LM's legacy models";
+  const char* const models = is_core(names) ? "Megatron-Core's models" : "Megatron-LM's legacy models";
   std::vector<Problem> problems;
   const auto is_known = [names](const std::string& name) {
     const ArgRow* const row = std::ranges::find(arg_rows, std::string_view(name), &ArgRow::name);

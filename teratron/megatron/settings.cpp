@@ -17,21 +17,12 @@ namespace {
 
 // Arguments, of any release, of models that compute something else with these tensors.
 constexpr std::string_view refused[] = {"activation_func_clamp_value",
-                                        "attention_output_gate",
                                         "enable_mhc_connections",
-                                        "experimental_attention_variant",
                                         "geglu",
                                         "glu_linear_offset",
                                         "heterogeneous_layers_config_encoded_json",
                                         "heterogeneous_layers_config_path",
-                                        "hybrid_attention_ratio",
-                                        "hybrid_layer_pattern",
-                                        "hybrid_mlp_ratio",
-                                        "hybrid_override_pattern",
-                                        "is_hybrid_model",
-                                        "linear_attention_freq",
                                         "moe_apply_probs_on_input",
-                                        "moe_latent_size",
                                         "moe_mlp_glu_interleave_size",
                                         "moe_shared_expert_glu_interleave_size",
                                         "mrope_section",
@@ -44,6 +35,11 @@ constexpr std::string_view refused[] = {"activation_func_clamp_value",
                                         "use_mup",
                                         "use_rope_scaling",
                                         "window_size"};
+
+// Arguments of hybrids.
+constexpr std::string_view refused_of_others[] = {"hybrid_attention_ratio", "hybrid_layer_pattern",
+                                                  "hybrid_mlp_ratio", "hybrid_override_pattern",
+                                                  "is_hybrid_model"};
 
 // Arguments of which one value is what the models here compute.
 constexpr std::pair<std::string_view, std::string_view> only_values[] = {{"softmax_type", "vanilla"},
@@ -69,6 +65,14 @@ void check_arguments(const MegatronSource& source) {
   for (const std::string_view name : refused) {
     if (has_value(source.args, name)) refuse_argument(std::string(name), source.where);
   }
+  for (const std::string_view name : refused_of_others) {
+    if (source.model->family != "mamba" && has_value(source.args, name))
+      refuse_argument(std::string(name), source.where);
+  }
+  const json variant = saved_arg(source.args, "experimental_attention_variant");
+  if (!variant.is_null() && variant != "gdn" && variant != "gated_delta_net")
+    refuse_argument(fmt::format("experimental_attention_variant = {}", printable(variant.dump(), 60)),
+                    source.where);
   const auto require = [&](std::string_view name, std::span<const std::string_view> values) {
     const json saved = saved_arg(source.args, name);
     if (!saved.is_null() && std::ranges::none_of(values, [&](std::string_view one) { return saved == one; }))
@@ -96,8 +100,21 @@ class Shapes {
   }
   int64_t layers(const std::string& stack) const {
     int64_t count = 0;
-    while (has(fmt::format("{}.layers.{}.self_attention.linear_qkv.weight", stack, count))) ++count;
+    const auto has_layer = [&] {
+      const std::string prefix = fmt::format("{}.layers.{}.", stack, count);
+      const auto found = source_.shapes.lower_bound(prefix);
+      return found != source_.shapes.end() && found->first.starts_with(prefix);
+    };
+    while (has_layer()) ++count;
     return count;
+  }
+  /// The beginning of the names of the first layer that has this tensor; empty: none does.
+  std::string first_with(const std::string& stack, const char* tensor) const {
+    for (int64_t i = 0; i < layers(stack); ++i) {
+      const std::string layer = fmt::format("{}.layers.{}.", stack, i);
+      if (has(layer + tensor)) return layer;
+    }
+    return "";
   }
   /// 1: the layer has experts.
   std::vector<int64_t> experts(const std::string& stack) const {
@@ -110,11 +127,6 @@ class Shapes {
  private:
   const MegatronSource& source_;
 };
-
-// The beginning of the names of the layer of a kind (1: with experts) that is the first in the stack.
-std::string first_layer(const std::string& stack, const std::vector<int64_t>& experts, int64_t kind) {
-  return fmt::format("{}.layers.{}.", stack, std::ranges::find(experts, kind) - experts.begin());
-}
 
 // As many as the router chooses from, in each layer.
 void check_number_of_experts(const Shapes& shapes, const std::string& layer) {
@@ -129,12 +141,14 @@ void check_number_of_experts(const Shapes& shapes, const std::string& layer) {
                             found));
 }
 
-// Settings of the experts; returns where an MLP, or else an expert, is.
+// Settings of the experts; returns where an MLP, or else an expert, is; empty: there is neither.
 std::string take_experts(const Shapes& shapes, const std::string& stack, json& settings) {
   const std::vector<int64_t> experts = shapes.experts(stack);
-  const std::string mlp = first_layer(stack, experts, 0) + "mlp.";
+  const std::string with_mlp = shapes.first_with(stack, "mlp.linear_fc1.weight");
+  const std::string mlp = with_mlp.empty() ? "" : with_mlp + "mlp.";
   if (std::ranges::count(experts, 1) == 0) return mlp;
-  const std::string layer = first_layer(stack, experts, 1) + "mlp.", expert = layer + "experts.0.";
+  const std::string layer = shapes.first_with(stack, "mlp.router.weight") + "mlp.";
+  const std::string expert = layer + "experts.0.";
   for (size_t i = 0; i < experts.size(); ++i) {
     if (experts[i] == 1) check_number_of_experts(shapes, fmt::format("{}.layers.{}.mlp.", stack, i));
   }
@@ -149,11 +163,15 @@ std::string take_experts(const Shapes& shapes, const std::string& stack, json& s
     settings["moe_shared_expert_intermediate_size"] =
         shapes.size(layer + "shared_experts.linear_fc2.weight", 1);
   settings["moe_shared_expert_gate"] = shapes.has(layer + "shared_experts.gate_weight");
+  if (shapes.has(layer + "fc1_latent_proj.weight"))
+    settings["moe_latent_size"] = shapes.size(layer + "fc1_latent_proj.weight", 0);
   const json given = settings.value("moe_layer_freq", json());
   const auto count = static_cast<int64_t>(experts.size());
-  if (!given.is_string() || parse_layer_pattern(given.get<std::string>(), count) != experts)
+  if (settings.contains("hybrid_layer_pattern")) {
+    settings.erase("moe_layer_freq");  // the pattern says it
+  } else if (!given.is_string() || parse_layer_pattern(given.get<std::string>(), count) != experts)
     settings["moe_layer_freq"] = to_layer_pattern(experts);
-  return std::ranges::count(experts, 0) == 0 ? expert : mlp;
+  return mlp.empty() ? expert : mlp;
 }
 
 // What the tensors themselves show; where they and saved arguments or flags disagree, the tensors are right
@@ -161,12 +179,16 @@ std::string take_experts(const Shapes& shapes, const std::string& stack, json& s
 void take_shapes(const MegatronSource& source, json& settings) {
   const Shapes shapes(source);
   const std::string stack(source.model->stacks[0].ours);
-  const std::string layer = stack + ".layers.0.";
+  const std::string attention = shapes.first_with(stack, "self_attention.linear_qkv.weight");
   const int64_t hidden = shapes.size("embedding.word_embeddings.weight", 1);
   const std::string mlp = take_experts(shapes, stack, settings);
-  const int64_t fc1 = shapes.size(mlp + "linear_fc1.weight", 0);
-  const int64_t ffn = shapes.size(mlp + "linear_fc2.weight", 1);
-  settings.update({{"num_layers", shapes.layers(stack)}, {"hidden_size", hidden}, {"ffn_hidden_size", ffn}});
+  settings.update({{"num_layers", shapes.layers(stack)}, {"hidden_size", hidden}});
+  settings["swiglu"] = false;
+  if (!mlp.empty()) {
+    const int64_t ffn = shapes.size(mlp + "linear_fc2.weight", 1);
+    settings["ffn_hidden_size"] = ffn;
+    settings["swiglu"] = shapes.size(mlp + "linear_fc1.weight", 0) == 2 * ffn;
+  }
   if (source.model->stacks.size() > 1) {
     for (const MegatronStack& each : source.model->stacks) {
       const std::string name(each.ours);
@@ -174,11 +196,15 @@ void take_shapes(const MegatronSource& source, json& settings) {
     }
   }
   const std::string relative_bias = "encoder_relative_pos_emb.relative_attention_bias.weight";
-  settings["swiglu"] = fc1 == 2 * ffn;
-  settings["add_bias_linear"] = shapes.has(layer + "self_attention.linear_proj.bias");
-  settings["add_qkv_bias"] =
-      shapes.has(layer + "self_attention.linear_qkv.bias") && settings["add_bias_linear"] == false;
-  settings["normalization"] = shapes.has(layer + "input_layernorm.bias") ? "LayerNorm" : "RMSNorm";
+  settings["add_bias_linear"] = attention.empty() ? !mlp.empty() && shapes.has(mlp + "linear_fc1.bias")
+                                                  : shapes.has(attention + "self_attention.linear_proj.bias");
+  settings["add_qkv_bias"] = !attention.empty() && shapes.has(attention + "self_attention.linear_qkv.bias") &&
+                             settings["add_bias_linear"] == false;
+  const std::string norm = fmt::format("{}.{}", stack, source.model->stacks[0].final_norm);
+  settings["normalization"] =
+      shapes.has(norm + ".bias") || (!attention.empty() && shapes.has(attention + "input_layernorm.bias"))
+          ? "LayerNorm"
+          : "RMSNorm";
   if (shapes.has("embedding.position_embeddings.weight")) {
     settings["position_embedding_type"] = "learned_absolute";
     settings["max_position_embeddings"] = shapes.size("embedding.position_embeddings.weight", 0);
@@ -215,6 +241,9 @@ int64_t whole(const MegatronSource& source, const json& settings, const char* na
 }
 
 void take_heads(const MegatronSource& source, json& settings) {
+  const std::string attention = Shapes(source).first_with(std::string(source.model->stacks[0].ours),
+                                                          "self_attention.linear_qkv.weight");
+  if (attention.empty()) return;
   if (!settings.contains("num_attention_heads") && is_published_345m(source, settings))
     settings["num_attention_heads"] = 16;
   if (!settings.contains("num_attention_heads"))
@@ -231,14 +260,13 @@ void take_heads(const MegatronSource& source, json& settings) {
   if (!is_true(settings.value("kv_channels", json()))) settings["kv_channels"] = hidden / heads;
   const int64_t channels = whole(source, settings, "kv_channels");
   const int64_t groups = grouped && groups_given.is_number_integer() ? groups_given.get<int64_t>() : heads;
-  const std::string_view stack = source.model->stacks[0].ours;
-  const int64_t rows =
-      Shapes(source).size(fmt::format("{}.layers.0.self_attention.linear_qkv.weight", stack), 0);
+  const int64_t of_query = is_true(settings.value("attention_output_gate", json())) ? 2 : 1;  // and its gate
+  const int64_t rows = Shapes(source).size(attention + "self_attention.linear_qkv.weight", 0);
   if (channels < 1 || channels > rows || groups < 1 || groups > heads ||
-      rows != (heads + 2 * groups) * channels)
+      rows != (of_query * heads + 2 * groups) * channels)
     throw config_error(
         {.what = fmt::format("QKV has {} rows; {} heads in {} groups of {} channels need {}", rows, heads,
-                             groups, channels, (heads + 2 * groups) * channels),
+                             groups, channels, (of_query * heads + 2 * groups) * channels),
          .where = source.where,
          .fix = "Correct --num-attention-heads, --num-query-groups (with --group-query-attention) or "
                 "--kv-channels"});
@@ -289,6 +317,7 @@ json megatron_settings(const MegatronSource& source, const json& given, const js
   settings.erase("untie_embeddings_and_output_weights");  // the shapes show it
   settings.update(saved_settings(source.args));
   settings.update(given);
+  take_recurrent_layers(source, settings);
   take_shapes(source, settings);
   take_heads(source, settings);
   std::vector<Problem> problems;

@@ -31,6 +31,10 @@ struct MegatronSource {
 nlohmann::json megatron_settings(const MegatronSource& source, const nlohmann::json& given,
                                  const nlohmann::json& otherwise = nlohmann::json::object());
 
+/// Sets what layers with recurrences show beside the saved arguments: the pattern of a hybrid, the layers of
+/// a GPT with linear attention, sizes. UserError if these do not fit; nothing of other models.
+void take_recurrent_layers(const MegatronSource& source, nlohmann::json& settings);
+
 /// The vocabulary without padding, as far as the saved arguments tell; 0: unknown.
 int64_t saved_vocabulary(const PickleValue* args);
 

@@ -11,8 +11,12 @@ namespace {
 
 int64_t count_layers(const std::map<std::string, TensorInfo>& tensors, std::string_view stack) {
   int64_t count = 0;
-  while (tensors.contains(fmt::format("{}.layers.{}.self_attention.linear_qkv.weight", stack, count)))
-    ++count;
+  const auto has_layer = [&] {
+    const std::string prefix = fmt::format("{}.layers.{}.", stack, count);
+    const auto found = tensors.lower_bound(prefix);
+    return found != tensors.end() && found->first.starts_with(prefix);
+  };
+  while (has_layer()) ++count;
   return count;
 }
 

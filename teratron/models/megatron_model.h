@@ -17,8 +17,8 @@ struct MegatronRow {
   std::vector<std::string_view> other = {};  // in other releases: only read
   bool linear = false;                       // a parallel linear layer, which also saves an "_extra_state"
   std::string_view setting = {};             // is true if the model has the tensor
-  /// In a fused module of Transformer Engine: read, and written where a layer has the module.
-  std::string_view fused = {};
+  /// In fused modules of Transformer Engine: read, and written where a layer has such a module.
+  std::vector<std::string_view> fused = {};
   bool before_previous = false;  // Megatron-Core saves it before the row above
 };
 
@@ -28,6 +28,8 @@ struct MegatronStack {
   std::string_view legacy;                   // the key of its dict: "encoder"
   std::vector<std::string_view> other = {};  // other keys: only read
   std::vector<MegatronRow> layer;
+  std::string_view final_norm = "final_layernorm";  // of Megatron-Core
+  bool stacks_layers = true;                        // torch_dist: layers that are alike are one tensor
 };
 
 struct MegatronModel {
@@ -38,8 +40,9 @@ struct MegatronModel {
   std::vector<MegatronRow> heads;  // on the last stage
   /// Parts of names that only checkpoints of this family have. Empty: it is what no other family claims.
   std::vector<std::string_view> signs = {};
-  bool has_core = false;            // its models can be written as Megatron-Core's, too
-  std::string_view tokenizer = {};  // tokenizer_type of checkpoints that name none
+  std::vector<std::string_view> arguments = {};  // saved arguments that only these have
+  bool has_core = false;                         // its models can be written as Megatron-Core's, too
+  std::string_view tokenizer = {};               // tokenizer_type of checkpoints that name none
 };
 
 /// The families that Megatron-LM has, in the order of families.def.

@@ -20,7 +20,7 @@ inline const std::vector<MegatronRow> attention = {
     {.ours = "input_layernorm.",
      .legacy = "input_norm.",
      .other = {"self_attention.layernorm_qkv.layer_norm_"},
-     .fused = "self_attention.linear_qkv.layer_norm_"},
+     .fused = {"self_attention.linear_qkv.layer_norm_", "self_attention.in_proj.layer_norm_"}},
     {.ours = "self_attention.linear_qkv.",
      .legacy = "self_attention.query_key_value.",
      .other = {"attention.query_key_value.", "self_attention.layernorm_qkv."},
@@ -45,6 +45,8 @@ inline const std::vector<MegatronRow> mlp = {{.ours = "mlp.linear_fc1.",
                                              {"mlp.router.expert_bias"},
                                              {.ours = "mlp.experts.#.linear_fc1.", .linear = true},
                                              {.ours = "mlp.experts.#.linear_fc2.", .linear = true},
+                                             {"mlp.fc1_latent_proj."},
+                                             {"mlp.fc2_latent_proj."},
                                              {"mlp.shared_experts.gate_weight"},
                                              {.ours = "mlp.shared_experts.linear_fc1.", .linear = true},
                                              {.ours = "mlp.shared_experts.linear_fc2.", .linear = true}};
@@ -54,7 +56,7 @@ inline MegatronRow mlp_norm(std::string_view legacy, std::string_view v2) {
   return {.ours = "pre_mlp_layernorm.",
           .legacy = legacy,
           .other = {v2, "layernorm_mlp.layer_norm_"},
-          .fused = "mlp.linear_fc1.layer_norm_"};
+          .fused = {"mlp.linear_fc1.layer_norm_"}};
 }
 
 inline const std::vector<MegatronRow> output = {
@@ -66,6 +68,24 @@ inline std::vector<MegatronRow> joined(std::initializer_list<std::vector<Megatro
   for (const std::vector<MegatronRow>& part : parts) rows.insert(rows.end(), part.begin(), part.end());
   return rows;
 }
+
+/// A gated delta net in place of self-attention; its norm is a row of `attention`.
+inline const std::vector<MegatronRow> delta_net = {{"self_attention.dt_bias"},
+                                                   {"self_attention.A_log"},
+                                                   {.ours = "self_attention.in_proj.", .linear = true},
+                                                   {"self_attention.conv1d."},
+                                                   {"self_attention.out_norm."},
+                                                   {.ours = "self_attention.out_proj.", .linear = true}};
+
+/// A mixer of Mamba-2 and its norm.
+inline const std::vector<MegatronRow> mamba = {{"mixer.dt_bias"},
+                                               {"mixer.A_log"},
+                                               {"mixer.D"},
+                                               {.ours = "norm.", .fused = {"mixer.in_proj.layer_norm_"}},
+                                               {.ours = "mixer.in_proj.", .linear = true},
+                                               {.ours = "mixer.conv1d.", .other = {"mixer.conv1d_"}},
+                                               {"mixer.norm."},
+                                               {.ours = "mixer.out_proj.", .linear = true}};
 
 /// Self-attention and an MLP or experts.
 inline std::vector<MegatronRow> layer() {

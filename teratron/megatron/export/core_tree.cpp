@@ -53,9 +53,11 @@ class CoreEntries {
   /// What parallel linear layers save for compatibility with FP8.
   void add_extra_state(const std::string& key) { add_entry(key + "_extra_state", ""); }
   void add_row(const MegatronRow& row, const std::string& key, const std::string& name) {
-    const std::string module(row.fused.substr(0, row.fused.rfind('.') + 1));
-    const bool fused = te_ && !module.empty() && has(name + module + "weight");
-    const std::string own = key + std::string(fused ? row.fused : row.ours);
+    const auto has_module = [&](std::string_view fused) {
+      return has(name + std::string(fused.substr(0, fused.rfind('.') + 1)) + "weight");
+    };
+    const auto fused = te_ ? std::ranges::find_if(row.fused, has_module) : row.fused.end();
+    const std::string own = key + std::string(fused == row.fused.end() ? row.ours : *fused);
     if (add(own, name + std::string(row.ours)) && row.linear) add_extra_state(own);
   }
   void add_layer(const Rows& rows, const std::string& key, const std::string& name);
@@ -124,7 +126,7 @@ std::vector<MegatronEntry> core_entries(const WrittenModel& model, int64_t stage
     entries.add_layer(rows, fmt::format("{}.layers.{}.", stack.ours, i),
                       fmt::format("{}.layers.{}.", stack.ours, stage * each + i));
   if (stage < stages - 1) return entries.take();
-  const std::string norm = std::string(stack.ours) + ".final_layernorm.";
+  const std::string norm = fmt::format("{}.{}.", stack.ours, stack.final_norm);
   entries.add(norm, norm);
   // A tied output layer has its own copy where the embedding is on another stage.
   const std::string output = "output_layer.weight";

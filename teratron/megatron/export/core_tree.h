@@ -1,4 +1,4 @@
-// Which tensors a rank of Megatron-Core's GPT saves, under which names: one flat dict.
+// Which tensors a rank of one of Megatron-Core's models saves, under which names: one flat dict.
 #pragma once
 
 #include <cstdint>

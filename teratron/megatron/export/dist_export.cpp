@@ -58,7 +58,7 @@ class DistExport {
     for (const StackedTensor& tensor : tensors_) {
       for (const std::string& weight : tensor.weights) {
         int64_t elements = 1;
-        for (const int64_t size : padded_shape(plan_, weight)) elements *= size;
+        for (const int64_t size : shape_of(tensor, weight)) elements *= size;
         for (const auto& [prefix, state] : kinds_of(tensor))
           sum += elements * size_of(part_of(weight, state, 0).dtype);
       }
@@ -66,11 +66,17 @@ class DistExport {
     return sum;
   }
 
+  std::vector<int64_t> shape_of(const StackedTensor& tensor, const std::string& weight) const {
+    std::vector<int64_t> shape = padded_shape(plan_, weight);
+    if (tensor.segment >= 0) shape[0] = segment_rows(plan_, weight, tensor.segment);
+    return shape;
+  }
+
   void describe(const StackedTensor& tensor) {
     for (const auto& [prefix, state] : kinds_of(tensor)) {
       DistTensor described{
           .dtype = part_of(tensor.weights[0], state, 0).dtype, .shape = tensor.leading, .chunks = {}};
-      for (const int64_t size : padded_shape(plan_, tensor.weights[0])) described.shape.push_back(size);
+      for (const int64_t size : shape_of(tensor, tensor.weights[0])) described.shape.push_back(size);
       metadata_.tensors[prefix + tensor.key] = std::move(described);
       metadata_.order.push_back(prefix + tensor.key);
     }
@@ -80,11 +86,11 @@ class DistExport {
     const std::string name = fmt::format("__{}_0.distcp", rank);
     TorchFileSequence file(folder_ / name);
     for (const StackedTensor& tensor : tensors_) {
-      if (rank == 0 && tensor.linear) write_extra_states(tensor, name, file);
+      if (rank == 0 && tensor.linear && tensor.segment <= 0) write_extra_states(tensor, name, file);
       for (size_t i = 0; i < tensor.weights.size(); ++i) {
         for (const auto& [prefix, state] : kinds_of(tensor)) {
           DistTensor& described = metadata_.tensors.at(prefix + tensor.key);
-          for (const WeightCut& cut : cuts_of(plan_, tensor.weights[i], rank)) {
+          for (const WeightCut& cut : cuts_of(plan_, tensor, i, rank)) {
             DistChunk chunk = chunk_of(tensor, i, cut);
             WrittenPart part = part_of(tensor.weights[i], state, rank);
             part.begin = cut.begin;
@@ -126,19 +132,21 @@ class DistExport {
 
   // Without FP8 they are None: "decoder.layers.mlp.linear_fc1._extra_state/shard_0_2" of layer 0 of 2.
   void write_extra_states(const StackedTensor& tensor, const std::string& name, TorchFileSequence& file) {
-    const size_t end = tensor.key.rfind('.') + 1;
+    std::string_view key = tensor.key;
+    if (tensor.segment >= 0) key.remove_suffix(key.size() - key.rfind('.'));
+    const size_t end = key.rfind('.') + 1;
     for (size_t i = 0; i < tensor.weights.size(); ++i) {
       const std::vector<int64_t> at = position(tensor, i);
       const std::string shard =
           at.empty() ? "0_1" : fmt::format("{}_{}", fmt::join(at, "."), fmt::join(tensor.leading, "."));
-      const std::string key = fmt::format("{}_extra_state/shard_{}", tensor.key.substr(0, end), shard);
-      if (metadata_.items.contains(key)) continue;  // of the weight, and of the bias
+      const std::string item = fmt::format("{}_extra_state/shard_{}", key.substr(0, end), shard);
+      if (metadata_.items.contains(item)) continue;  // of the weight, and of the bias
       PickleWriter pickle;
       pickle.begin_list();
       pickle.none();
       pickle.end_list();
       const auto place = file.add(pickle, write_nothing);
-      metadata_.items[key] = {.file = name, .offset = place.offset, .bytes = place.bytes};
+      metadata_.items[item] = {.file = name, .offset = place.offset, .bytes = place.bytes};
     }
   }
 

@@ -5,6 +5,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/megatron/dist_names.h"
+#include "teratron/megatron/rows/row_segments.h"
 
 namespace teratron {
 
@@ -16,6 +17,7 @@ struct LayerTensor {
   std::vector<std::string> weights;  // several of experts
   bool linear = false;
   bool experts = false;
+  int64_t segment = -1;  // of the weights' rows; -1: all of them
 };
 
 std::vector<std::string> parts_of(const MegatronRow& row) {
@@ -49,9 +51,11 @@ class Layout {
   // Norms have the names of Transformer Engine's fused modules where the layer has these, whatever computes
   // them.
   std::string rest_of(const MegatronRow& row, const std::string& part, const std::string& layer) const {
-    const std::string module(row.fused.substr(0, row.fused.rfind('.') + 1));
-    if (module.empty() || !has(layer + module + "weight")) return part;
-    return std::string(row.fused) + part.substr(row.ours.size());
+    for (const std::string_view fused : row.fused) {
+      const std::string module(fused.substr(0, fused.rfind('.') + 1));
+      if (has(layer + module + "weight")) return std::string(fused) + part.substr(row.ours.size());
+    }
+    return part;
   }
 
   void add_experts(const std::string& part, const std::string& layer, std::vector<LayerTensor>& found) const {
@@ -68,6 +72,17 @@ class Layout {
     if (!tensor.weights.empty()) found.push_back(std::move(tensor));
   }
 
+  // One tensor, or one for each segment of its rows.
+  static void add_segments(const LayerTensor& whole, std::vector<LayerTensor>& found) {
+    const std::vector<std::string_view> names = segment_names(whole.rest);
+    if (names.empty()) found.push_back(whole);
+    for (size_t i = 0; i < names.size(); ++i) {
+      LayerTensor& part = found.emplace_back(whole);
+      part.rest += fmt::format(".{}", names[i]);
+      part.segment = static_cast<int64_t>(i);
+    }
+  }
+
   std::vector<LayerTensor> layer_tensors(const MegatronStack& stack, const std::string& layer) const {
     std::vector<LayerTensor> found;
     for (const MegatronRow& row : stack.layer) {
@@ -75,7 +90,7 @@ class Layout {
         if (part.find('#') != part.npos) {
           add_experts(part, layer, found);
         } else if (has(layer + part)) {
-          found.push_back({rest_of(row, part, layer), {layer + part}, row.linear, false});
+          add_segments({rest_of(row, part, layer), {layer + part}, row.linear}, found);
         }
       }
     }
@@ -93,14 +108,14 @@ class Layout {
     const auto is_like_first = [&](const std::vector<LayerTensor>& layer) {
       return std::ranges::equal(layer, layers[0], {}, &LayerTensor::rest, &LayerTensor::rest);
     };
-    if (std::ranges::all_of(layers, is_like_first)) {
+    if (stack.stacks_layers && std::ranges::all_of(layers, is_like_first)) {
       add_layers(prefix, layers, true);
     } else {
       for (size_t i = 0; i < layers.size(); ++i)
         add_layers(fmt::format("{}{}.", prefix, i), {layers[i]}, false);
     }
     for (const char* part : {"weight", "bias"}) {
-      const std::string norm = fmt::format("{}.final_layernorm.{}", stack.ours, part);
+      const std::string norm = fmt::format("{}.{}.{}", stack.ours, stack.final_norm, part);
       if (has(norm)) add({.key = norm, .leading = {}, .weights = {norm}, .linear = false});
     }
   }
@@ -109,7 +124,11 @@ class Layout {
                   bool stacked) {
     for (size_t i = 0; i < layers[0].size(); ++i) {
       const LayerTensor& first = layers[0][i];
-      StackedTensor tensor{.key = prefix + first.rest, .leading = {}, .weights = {}, .linear = first.linear};
+      StackedTensor tensor{.key = prefix + first.rest,
+                           .leading = {},
+                           .weights = {},
+                           .linear = first.linear,
+                           .segment = first.segment};
       if (stacked) tensor.leading.push_back(std::ssize(layers));
       if (first.experts) tensor.leading.push_back(std::ssize(first.weights));
       for (const auto& layer : layers)
@@ -144,6 +163,22 @@ std::vector<int64_t> padded_shape(const ExportPlan& plan, const std::string& wei
   std::vector<int64_t> shape = plan.weights.at(weight).shape;
   if (is_vocabulary(weight)) shape[0] = plan.args.padded_vocabulary;
   return shape;
+}
+
+int64_t segment_rows(const ExportPlan& plan, const std::string& weight, int64_t segment) {
+  const int64_t rows = plan.weights.at(weight).shape.at(0);
+  return row_segments(weight, rows, plan.args.settings).at(static_cast<size_t>(segment));
+}
+
+std::vector<WeightCut> cuts_of(const ExportPlan& plan, const StackedTensor& tensor, size_t number,
+                               int64_t rank) {
+  const std::string& weight = tensor.weights[number];
+  std::vector<WeightCut> cuts = cuts_of(plan, weight, rank);
+  if (tensor.segment < 0) return cuts;
+  WeightCut cut = cuts.at(static_cast<size_t>(tensor.segment));
+  for (int64_t before = 0; before < tensor.segment; ++before)
+    cut.offsets[0] -= segment_rows(plan, weight, before);
+  return {cut};
 }
 
 std::vector<WeightCut> cuts_of(const ExportPlan& plan, const std::string& weight, int64_t rank) {

@@ -193,8 +193,7 @@ ConversionReport report_of(const ExportPlan& plan, const MegatronExport& request
   ConversionReport report{.result = request.destination,
                           .tensors = static_cast<int64_t>(plan.weights.size()),
                           .notices = plan.notices};
-  for (const auto& [tensor, info] : plan.weights)
-    report.elements += info.shape[0] * (info.shape.size() > 1 ? info.shape[1] : 1);
+  for (const auto& [tensor, info] : plan.weights) report.elements += *checked_numel(info.shape);
   report.notices.push_back(advice(plan, request));
   return report;
 }

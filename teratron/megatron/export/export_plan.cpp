@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include "teratron/base/error.h"
+#include "teratron/megatron/rows/row_segments.h"
 #include "teratron/models/family_formats.h"
 #include "teratron/optim/rules/adam_states.h"
 #include "teratron/settings/arguments.h"
@@ -40,7 +41,7 @@ std::string core_families() {
 
 // Where there are fewer groups than ranks, Megatron-Core's ranks have equal parts of all rows of QKV.
 void check_query_groups(const ExportPlan& plan, int64_t ranks) {
-  if (plan.groups % ranks == 0) return;
+  if (plan.groups == 0 || plan.groups % ranks == 0) return;
   if (plan.groups < 1 || ranks % plan.groups != 0)
     throw config_error(
         {.what = fmt::format("{} query groups and {} ranks do not divide each other", plan.groups, ranks),
@@ -63,13 +64,31 @@ void check_query_groups(const ExportPlan& plan, int64_t ranks) {
   }
 }
 
+// What tensor ranks divide in layers that the model has.
+std::vector<std::pair<const char*, json>> recurrent_sizes(const ExportPlan& plan) {
+  const auto has = [&plan](std::string_view part) {
+    return std::ranges::any_of(
+        plan.weights, [part](const auto& weight) { return weight.first.find(part) != std::string::npos; });
+  };
+  const json& settings = plan.args.settings;
+  std::vector<std::pair<const char*, json>> sizes;
+  if (has(".mixer.in_proj."))
+    sizes = {{"heads of Mamba-2", settings["mamba_num_heads"]},
+             {"groups of Mamba-2", settings["mamba_num_groups"]}};
+  if (has(".self_attention.in_proj."))
+    sizes.emplace_back("linear key heads", settings["linear_num_key_heads"]);
+  return sizes;
+}
+
 void check_tensor_ranks(const ExportPlan& plan, int64_t ranks) {
   const json& settings = plan.args.settings;
-  for (const auto& [what, size] :
-       {std::pair{"attention heads", settings["num_attention_heads"]},
-        {"channels of the MLP", settings["ffn_hidden_size"]},
-        {"channels of an expert", settings["moe_ffn_hidden_size"]},
-        {"channels of the shared experts", settings["moe_shared_expert_intermediate_size"]}}) {
+  std::vector<std::pair<const char*, json>> sizes = {
+      {"attention heads", settings["num_attention_heads"]},
+      {"channels of the MLP", settings["ffn_hidden_size"]},
+      {"channels of an expert", settings["moe_ffn_hidden_size"]},
+      {"channels of the shared experts", settings["moe_shared_expert_intermediate_size"]}};
+  for (const auto& size : recurrent_sizes(plan)) sizes.push_back(size);
+  for (const auto& [what, size] : sizes) {
     if (!size.is_null() && size.get<int64_t>() % ranks != 0)
       throw config_error({.what = fmt::format("{} {} are not divisible by {}", size.dump(), what, ranks),
                           .where = "--target-tensor-parallel-size",
@@ -96,7 +115,9 @@ MegatronNames names_of(const MegatronExport& request, const json& settings, bool
   if (request.names) return *request.names;
   if (request.format == MegatronFormat::torch_dist) return MegatronNames::core_te;
   if (distributed) return MegatronNames::legacy_v2;
-  return has_experts(settings) ? MegatronNames::core : MegatronNames::legacy_core;
+  const bool recurs =
+      saved_family(settings) == "mamba" || !settings["experimental_attention_variant"].is_null();
+  return has_experts(settings) || recurs ? MegatronNames::core : MegatronNames::legacy_core;
 }
 
 void check_format(const MegatronModel& model, MegatronNames names, const MegatronExport& request,
@@ -147,6 +168,24 @@ bool has_adam(ExportPlan& plan, const json& settings) {
   return false;
 }
 
+// Decays of Mamba-2 are of fp32 in every model.
+bool is_always_wide(const std::string& name) {
+  return is_buffer(name) || name.ends_with(".mixer.A_log") || name.ends_with(".mixer.D") ||
+         name.ends_with(".mixer.dt_bias");
+}
+
+// Megatron-LM's optimizers have weights of fp32 beside others in groups that are not written here.
+void keep_wide_weights(ExportPlan& plan) {
+  const auto is_wide = [](const auto& weight) {
+    return !is_buffer(weight.first) && is_always_wide(weight.first);
+  };
+  if (!plan.optimizer || !plan.has_masters() || std::ranges::none_of(plan.weights, is_wide)) return;
+  plan.optimizer = false;
+  plan.args.optimizer_ranks = 0;
+  plan.notices.emplace_back(
+      "the optimizer's state of models with Mamba-2 is written in fp32 alone: only weights are written");
+}
+
 }  // namespace
 
 std::string ExportPlan::folder() const {
@@ -184,8 +223,10 @@ ExportPlan make_export_plan(const CheckpointSource& source, const MegatronExport
     settings["make_vocab_size_divisible_by"] = *request.make_vocab_size_divisible_by;
   const int64_t vocabulary = embedding->second.shape[0];
   const int64_t unit = settings["make_vocab_size_divisible_by"].get<int64_t>() * request.tensor_ranks;
-  plan.groups = settings["group_query_attention"] == true ? settings["num_query_groups"]
-                                                          : settings["num_attention_heads"];
+  const json heads = settings["num_attention_heads"];
+  plan.groups = heads.is_null()                             ? 0
+                : settings["group_query_attention"] == true ? settings["num_query_groups"].get<int64_t>()
+                                                            : heads.get<int64_t>();
   plan.args = {.settings = std::move(settings),
                .state = state,
                .stages = megatron_stages(plan.model, plan.weights, request.stages),
@@ -197,6 +238,7 @@ ExportPlan make_export_plan(const CheckpointSource& source, const MegatronExport
                .padded_vocabulary = (vocabulary + unit - 1) / unit * unit,
                .dtype = request.dtype.value_or(embedding->second.dtype)};
   check_tensor_ranks(plan, request.tensor_ranks);
+  keep_wide_weights(plan);
   return plan;
 }
 
@@ -217,14 +259,13 @@ Shard shard_of(const ExportPlan& plan, const std::string& name, int64_t rank) {
   const MegatronSplit split = split_of(name);
   if (split == MegatronSplit::none) return Shard::replicated(shape);
   if (split == MegatronSplit::columns) return Shard::split(shape, 1, ranks, rank);
-  if (plan.args.settings["swiglu"] == true && name.find("linear_fc1.") != std::string::npos)
-    return Shard::split_segments(shape, 0, {shape[0] / 2, shape[0] / 2}, ranks, rank);
+  const std::vector<int64_t> segments = row_segments(name, shape[0], plan.args.settings);
+  if (!segments.empty()) return Shard::split_segments(shape, 0, segments, ranks, rank);
   return Shard::split(shape, 0, ranks, rank);
 }
 
-// Biases that choose experts are of fp32 in every model.
 Dtype weight_dtype(const ExportPlan& plan, const std::string& name) {
-  return is_buffer(name) ? Dtype::f32 : plan.args.dtype;
+  return is_always_wide(name) ? Dtype::f32 : plan.args.dtype;
 }
 
 }  // namespace teratron

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "teratron/hf/float_convert.h"
+#include "teratron/megatron/rows/centered_norm.h"
 
 namespace teratron {
 
@@ -48,7 +49,7 @@ void PartWriter::write(const WrittenPart& part, const AppendBytes& append) {
     return progress_.add(sizeof(float));
   }
   const std::vector<int64_t> local = part.shard.local_shape();
-  const int64_t columns = local.size() > 1 ? local[1] : 1;
+  const int64_t columns = elements_of(local) / std::max<int64_t>(local[0], 1);
   const int64_t rows =
       is_vocabulary(part.weight)
           ? std::clamp<int64_t>(part.shard.global_shape[0] - part.shard.index * local[0], 0, local[0])
@@ -87,6 +88,8 @@ void PartWriter::write_range(const WrittenPart& part, const Shard& shard, std::p
     const int64_t until = std::min(range.second, at + most), bytes = (until - at) * size_of(part.dtype);
     block_.resize(std::max(block_.size(), static_cast<size_t>((until - at) * widest)));
     plan_.source.read({name, saved, shard, at, until, block_.data()});
+    if ((part.state.empty() || part.state == "param") && is_centered_there(part.weight, plan_.args.settings))
+      add_to_floats(block_.data(), until - at, saved, -1.0F);
     convert_floats(block_.data(), until - at, saved, part.dtype);
     append(block_.data(), bytes);
     progress_.add(bytes);

@@ -40,16 +40,22 @@ class Merged final : public TensorSource {
   // Where row `row` of the joined tensor is.
   Place place_of(int64_t row) const {
     const auto ranks = static_cast<int64_t>(ranks_.size());
-    const int64_t rows = part_.shape[0], half = rows / 2;
-    if (part_.rows != MegatronRows::gated)
+    const int64_t rows = part_.shape[0];
+    if (part_.rows != MegatronRows::segmented)
       return {static_cast<size_t>(row / rows), stored_row(part_, row % rows)};
-    const int64_t within = row % (half * ranks);
-    return {static_cast<size_t>(within / half), (row < half * ranks ? 0 : half) + within % half};
+    int64_t within = row, first = 0;  // in the segment; of it in a part
+    size_t segment = 0;
+    for (; within >= part_.segments[segment]; ++segment) {
+      within -= part_.segments[segment];
+      first += part_.segments[segment] / ranks;
+    }
+    const int64_t own = part_.segments[segment] / ranks;
+    return {static_cast<size_t>(within / own), first + within % own};
   }
 
   // Rows that follow each other in a part are read at once.
   void read_rows(int64_t begin, int64_t end, char* out) const {
-    const int64_t columns = shape().size() > 1 ? shape()[1] : 1;
+    const int64_t columns = numel() / std::max<int64_t>(shape()[0], 1);
     while (begin < end) {
       const int64_t row = begin / columns, skipped = begin % columns;
       const Place first = place_of(row);
@@ -96,7 +102,7 @@ std::vector<int64_t> merged_shape(const MegatronPart& part, int64_t ranks) {
 
 TensorSourcePtr merged(const MegatronPart& part, std::vector<TensorSourcePtr> ranks) {
   if (part.split == MegatronSplit::none) return ranks.at(0);
-  if (ranks.size() == 1 && (part.rows == MegatronRows::as_stored || part.rows == MegatronRows::gated))
+  if (ranks.size() == 1 && (part.rows == MegatronRows::as_stored || part.rows == MegatronRows::segmented))
     return ranks[0];
   return std::make_shared<Merged>(part, std::move(ranks));
 }

@@ -14,15 +14,16 @@ enum class MegatronRows : uint8_t {
   as_stored,
   by_split,     // version 0: [splits, heads, channels]; ours: [heads, splits, channels]
   splits_last,  // version 1: [heads, channels, splits]
-  gated,        // [gates; ups] in each part; ours: all gates, then all ups
+  segmented,    // segments in each part; ours: all of the first, then all of the next
 };
 
 struct MegatronPart {
   MegatronSplit split = MegatronSplit::none;
   MegatronRows rows = MegatronRows::as_stored;
-  int64_t splits = 3;               // of QKV; 2 of keys and values
-  int64_t channels = 1;             // of a head
-  std::vector<int64_t> shape = {};  // of one part
+  int64_t splits = 3;                  // of QKV; 2 of keys and values
+  int64_t channels = 1;                // of a head
+  std::vector<int64_t> shape = {};     // of one part
+  std::vector<int64_t> segments = {};  // rows of each in all parts
 };
 
 /// The parts of the tensor ranks, each of part.shape, joined.

@@ -57,12 +57,20 @@ TEST(MergeTest, ReordersEachRankBeforeJoining) {
 }
 
 TEST(MergeTest, JoinsGatesBeforeUpsAndColumnsRowByRow) {
-  const MegatronPart gated{.split = MegatronSplit::rows, .rows = MegatronRows::gated, .shape = {4}};
+  const MegatronPart gated{
+      .split = MegatronSplit::rows, .rows = MegatronRows::segmented, .shape = {4}, .segments = {4, 4}};
   EXPECT_EQ(merge(gated, {0, 10}), (std::vector<char>{0, 1, 10, 11, 2, 3, 12, 13}));
   const MegatronPart columns{.split = MegatronSplit::columns, .shape = {2, 2}};
   EXPECT_EQ(merge(columns, {0, 10}), (std::vector<char>{0, 1, 10, 11, 2, 3, 12, 13}));
   EXPECT_EQ(merged_shape(columns, 2), (std::vector<int64_t>{2, 4}));
   EXPECT_EQ(merged_shape(gated, 2), (std::vector<int64_t>{8}));
+}
+
+TEST(MergeTest, JoinsSegmentsOfUnequalSizes) {
+  const MegatronPart part{
+      .split = MegatronSplit::rows, .rows = MegatronRows::segmented, .shape = {3, 1, 2}, .segments = {4, 2}};
+  EXPECT_EQ(merge(part, {0, 10}), (std::vector<char>{0, 1, 2, 3, 10, 11, 12, 13, 4, 5, 14, 15}));
+  EXPECT_EQ(merged_shape(part, 2), (std::vector<int64_t>{6, 1, 2}));
 }
 
 }  // namespace

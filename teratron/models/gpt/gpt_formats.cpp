@@ -211,17 +211,19 @@ std::vector<HfFamily> gpt_models() {
 }  // namespace
 
 FamilyFormats gpt_formats() {
-  return {.hf = gpt_models(),
-          .hf_classifier =
-              HfTensorRow{"classification_head.weight", same, {"score.weight"}, {"num_classes", hidden}},
-          .megatron = MegatronModel{.embeddings = megatron_rows::embeddings,
-                                    .stacks = {{.ours = "decoder",
-                                                .legacy = "encoder",
-                                                .other = {"transformer"},
-                                                .layer = megatron_rows::layer()}},
-                                    .heads = megatron_rows::output,
-                                    .has_core = true,
-                                    .tokenizer = "GPT2BPETokenizer"}};
+  return {
+      .hf = gpt_models(),
+      .hf_classifier =
+          HfTensorRow{"classification_head.weight", same, {"score.weight"}, {"num_classes", hidden}},
+      .megatron = MegatronModel{
+          .embeddings = megatron_rows::embeddings,
+          .stacks = {{.ours = "decoder",
+                      .legacy = "encoder",
+                      .other = {"transformer"},
+                      .layer = megatron_rows::joined({megatron_rows::layer(), megatron_rows::delta_net})}},
+          .heads = megatron_rows::output,
+          .has_core = true,
+          .tokenizer = "GPT2BPETokenizer"}};
 }
 
 }  // namespace teratron
