@@ -44,9 +44,13 @@ class PeftReader {
                         .scale = config_.alpha / static_cast<double>(rank)};
     weights.a.resize(static_cast<size_t>(count * rank * in));
     weights.b.resize(static_cast<size_t>(tensor.shape[0] * rank));
+    std::set<int64_t> filled;
     for (const Pair& pair : pairs) {
       const std::vector<float> a = read_floats(file_, *pair.a), b = read_floats(file_, *pair.b);
-      std::copy(a.begin(), a.end(), weights.a.begin() + part[pair.source] * rank * in);
+      const auto place = weights.a.begin() + part[pair.source] * rank * in;
+      if (!filled.insert(part[pair.source]).second && !std::equal(a.begin(), a.end(), place))
+        return problem(pair.a->name, "differs from that of a projection that is one layer with it here");
+      std::copy(a.begin(), a.end(), place);
       for (const RowSlice& slice : tensor.slices()) {
         if (slice.source != pair.source) continue;
         std::copy_n(b.begin() + slice.row * rank, slice.rows * rank,

@@ -36,10 +36,17 @@ PeftPlan plan_peft(const CheckpointInfo& info) {
     }
     const auto [part, count] = source_parts(tensor, plan.config.targets);
     if (count == 0) continue;
+    if (tensor.stacked)
+      throw refuse(
+          fmt::format("in transformers {} is one tensor of all experts, which PEFT's adapters do not have",
+                      module_of(tensor.sources[0])),
+          info.path, "Train with other --lora-targets");
     if (part[0] == -2) {
       throw refuse(fmt::format("in transformers {} is one module, but its projections have separate adapters",
                                module_of(tensor.sources[0])),
-                   info.path, "Train with --lora-targets linear_qkv");
+                   info.path,
+                   fmt::format("Train with --lora-targets {}",
+                               layer_of(tensor).substr(layer_of(tensor).rfind('.') + 1)));
     }
     plan.tensors.push_back(std::move(tensor));
   }

@@ -104,6 +104,7 @@ TEST(MegatronNameTest, OurNamesHaveRowsInTheirFamilyAlone) {
 // What is written under a name of legacy models is read under it.
 TEST(MegatronNameTest, RowsAreTheSameInBothDirections) {
   for (const MegatronModel& model : megatron_models()) {
+    if (model.stacks[0].legacy.empty()) continue;  // Megatron-Core's alone
     std::map<std::string, TensorInfo> tensors;
     const auto add = [&](const std::string& prefix, const MegatronRow& row) {
       if (row.legacy.empty()) return;

@@ -5,6 +5,7 @@
 #include "teratron/base/error.h"
 #include "teratron/models/finetuning.h"
 #include "teratron/models/lora_names.h"
+#include "teratron/models/mamba/hybrid_pattern.h"
 
 namespace teratron {
 
@@ -22,13 +23,22 @@ void check_expert_adapters(const Arguments& args, const LoraOptions& options) {
   }
 }
 
+void add_mlp_targets(bool gated, std::vector<std::string>& targets) {
+  targets.emplace_back("linear_fc2");
+  if (gated) targets.insert(targets.end(), {"linear_fc1_gate", "linear_fc1_up"});
+  if (!gated) targets.emplace_back("linear_fc1");
+}
+
 // Targets in the kinds of layers that a hybrid model has.
 std::vector<std::string> hybrid_targets(const Arguments& args) {
-  const auto has = [&](char kind) { return args.hybrid_layer_pattern->find(kind) != std::string::npos; };
+  const std::string& layers = *args.hybrid_layer_pattern;
+  const auto has = [&](char kind) { return layers.find(kind) != std::string::npos; };
   std::vector<std::string> targets;
-  if (has('M')) targets.insert(targets.end(), {"in_proj", "out_proj"});
-  if (has('*')) targets.insert(targets.end(), {"linear_q", "linear_k", "linear_v", "linear_proj"});
-  if (has('-') && !args.num_experts) targets.insert(targets.end(), {"linear_fc1", "linear_fc2"});
+  if (has_mamba(layers) || has(hybrid::delta)) targets.emplace_back("in_proj");
+  if (has(hybrid::delta) && !has_mamba(layers)) targets.emplace_back("out_proj");  // PEFT refuses Mamba's
+  if (has_attention(layers))
+    targets.insert(targets.end(), {"linear_q", "linear_k", "linear_v", "linear_proj"});
+  if (has(hybrid::mlp) && !args.num_experts) add_mlp_targets(args.swiglu || args.geglu, targets);
   return targets;
 }
 
@@ -40,10 +50,8 @@ std::vector<std::string> default_targets(const Arguments& args, const ModelPlan&
   std::vector<std::string> targets = {"linear_proj"};
   if (fused) targets.emplace_back("linear_qkv");
   if (!fused) targets.insert(targets.end(), {"linear_q", "linear_k", "linear_v"});
-  if (args.num_experts) return targets;
-  targets.emplace_back("linear_fc2");
-  if (gated) targets.insert(targets.end(), {"linear_fc1_gate", "linear_fc1_up"});
-  if (!gated) targets.emplace_back("linear_fc1");
+  if (args.experimental_attention_variant) targets.insert(targets.end(), {"in_proj", "out_proj"});
+  if (!args.num_experts) add_mlp_targets(gated, targets);
   return targets;
 }
 

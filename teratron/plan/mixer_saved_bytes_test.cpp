@@ -45,6 +45,20 @@ std::vector<BranchOptions> two_sums(const TransformerConfig& config, int64_t /*l
   return {one, two};
 }
 
+// Both read what one norm gives.
+LayerBranches mamba_beside_attention(double factor) {
+  return [factor](const TransformerConfig& config, int64_t layer) {
+    std::vector<BranchOptions> branches =
+        mixed_branches(std::vector<LayerKind>(4, LayerKind::mamba))(config, layer);
+    branches.push_back(self_attention_branch(config, layer));
+    branches.back().norm.clear();
+    branches.back().input = BranchInput::same_normed;
+    branches.back().input_multiplier = factor;
+    branches.back().output_multiplier = factor;
+    return branches;
+  };
+}
+
 std::vector<MixerCase> mixer_cases() {
   const auto all = [](LayerKind kind) { return mixed_branches(std::vector<LayerKind>(4, kind)); };
   using enum LayerKind;
@@ -57,6 +71,8 @@ std::vector<MixerCase> mixer_cases() {
            {.granularity = RecomputeConfig::Granularity::layers, .layers = 2}},
           {"Mamba-2", all(mamba)},
           {"Mamba-2 with dropout", all(mamba), 0.1},
+          {"Mamba-2 beside attention", mamba_beside_attention(1.0)},
+          {"Mamba-2 beside attention, with factors", mamba_beside_attention(0.5)},
           {"four norms", all(four_norms)},
           {"four norms with dropout", all(four_norms), 0.1},
           {"two mixers", two_sums, 0.1},

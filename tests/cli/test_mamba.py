@@ -100,7 +100,7 @@ BAD = [(["--hybrid-layer-pattern", "MXM"], 1, "'X' in the pattern"), (["--hybrid
        (["--hybrid-layer-pattern", "M|M|M", "--pp", 2], 2, "3 segments"), (["--hybrid-layer-pattern", "MM", "--mamba-num-heads", 9], 1, "mamba_num_heads = 9"),
        (["--hybrid-layer-pattern", "MM", "--mamba-num-groups", 1, "--tp", 2], 2, "mamba_num_groups = 1"),
        (["--hybrid-layer-pattern", "MMMM", "--hybrid-mlp-ratio", 0.5], 1, "hybrid_mlp_ratio"),
-       (["--hybrid-layer-pattern", "MM", "--mamba-num-heads", 2, "--cp", 4], 4, "context_parallel_size = 4")]
+       (["--hybrid-layer-pattern", "MM", "--mamba-num-heads", 2, "--cp", 4, "--recurrent-cp-comm-type", "heads"], 4, "context_parallel_size = 4")]
 
 
 @pytest.mark.parametrize("flags, ranks, said", BAD, ids=lambda value: value if isinstance(value, str) else None)

@@ -296,7 +296,6 @@ static FamilyFormats all() {
           .megatron = MegatronModel{
               .embeddings = megatron_rows::embeddings,
               .stacks = {{.ours = "decoder",
-                          .legacy = "encoder",
                           .layer = megatron_rows::joined(
                               {megatron_rows::mamba, megatron_rows::layer(), megatron_rows::delta_net}),
                           .final_norm = "final_norm",

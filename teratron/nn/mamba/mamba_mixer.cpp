@@ -71,7 +71,8 @@ class MambaCore final : public RecurrentCore {
                                    weights(in), options_of(in.part)));
   }
   Output step(const at::Tensor& columns_R, const States& before) const override {
-    return output_of(mamba_step(columns_R, {before.conv, before.recurrent}, weights(Input{}), options_));
+    return output_of(
+        mamba_step(columns_R, MambaStates{before.conv, before.recurrent}, weights(Input{}), options_));
   }
   Backward backward(const at::Tensor& dy_SB, const Input& in, const Ends& ends) const override;
 
