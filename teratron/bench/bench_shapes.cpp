@@ -62,6 +62,20 @@ constexpr BenchShape shapes[] = {
      "--micro-batch-size 2 --vocab-size 31999 --position-embedding-type rope --rotary-base 1000000 "
      "--normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights "
      "--num-experts 8 --moe-router-topk 2 --moe-aux-loss-coeff 1e-2 --moe-router-dtype fp32"},
+    {"mamba2-1.3b",
+     "--hybrid-layer-pattern MMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMM --hidden-size 2048 "
+     "--num-attention-heads 16 --mamba-num-heads 64 --mamba-head-dim 64 --mamba-num-groups 1 "
+     "--mamba-state-dim 128 --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 4 "
+     "--vocab-size 50287 --position-embedding-type none --normalization RMSNorm --disable-bias-linear",
+     "mamba"},
+    {"nemotron-nano-4b",
+     "--hybrid-layer-pattern M-M-M-MM-M-M*-M-M*-M-M-M*-M-M-MM*-MMM-M-M- --hidden-size 3136 "
+     "--ffn-hidden-size 12544 --squared-relu --num-attention-heads 40 --kv-channels 128 "
+     "--group-query-attention --num-query-groups 8 --mamba-num-heads 96 --mamba-head-dim 80 "
+     "--mamba-num-groups 8 --mamba-state-dim 128 --seq-length 4096 --max-position-embeddings 4096 "
+     "--micro-batch-size 2 --vocab-size 131071 --position-embedding-type none --normalization RMSNorm "
+     "--disable-bias-linear --untie-embeddings-and-output-weights",
+     "mamba"},
     {"bert-large",
      "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 512 "
      "--max-position-embeddings 512 --micro-batch-size 64 --vocab-size 30521",

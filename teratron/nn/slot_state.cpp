@@ -21,18 +21,11 @@ at::Tensor half_at(const at::Tensor& positions_R, const LayerContext& context) {
 SlotState::SlotState(at::IntArrayRef shape, const at::TensorOptions& options)
     : shape_(shape.vec()), options_(options) {}
 
-at::Tensor SlotState::read(const LayerContext& context) const {
+StateTable SlotState::table(const LayerContext& context) const {
   const at::Tensor first_R = positions_at(context.generation->first_R, context);
-  std::vector<int64_t> broadcast(shape_.size() + 1, 1);
-  broadcast[0] = first_R.size(0);
-  return states_
-      .index_select(0, half_at(first_R + 1, context))  // of the position before
-      .masked_fill_(first_R.eq(0).view(broadcast), 0.0);
-}
-
-void SlotState::write(const at::Tensor& states_R, const LayerContext& context) {
   const at::Tensor last_R = positions_at(context.generation->last_R, context);
-  states_.index_copy_(0, half_at(last_R, context), states_R);
+  // The state before a token is that of the position before.
+  return {states_, half_at(first_R + 1, context).masked_fill_(first_R.eq(0), -1), half_at(last_R, context)};
 }
 
 StateNeeds SlotState::needs() const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "teratron/nn/layer.h"
+#include "teratron/nn/state_table.h"
 
 namespace teratron {
 
@@ -19,10 +20,10 @@ class SlotState final : public LayerState {
  public:
   /// A state has this shape on this rank.
   SlotState(at::IntArrayRef shape, const at::TensorOptions& options);
-  /// [R, ...] before the first token of each row; zeros where its sequence begins.
-  at::Tensor read(const LayerContext& context) const;
-  /// [R, ...] after the last token of each row.
-  void write(const at::Tensor& states_R, const LayerContext& context);
+  /// The states before the first token of each row and after its last.
+  StateTable table(const LayerContext& context) const;
+  at::Tensor read(const LayerContext& context) const { return table(context).read(); }
+  void write(const at::Tensor& states_R, const LayerContext& context) { table(context).write(states_R); }
 
   StateNeeds needs() const override;
   void allocate(const StateCapacity& capacity) override;

@@ -47,10 +47,10 @@ class DeltaNetCore final : public RecurrentCore {
     return {out.y_SB, {out.after.conv, out.after.rule}};
   }
 
-  Output step(const at::Tensor& columns_R, const States& before) const override {
-    Output out = forward({columns_R.unsqueeze(0)}, before);
-    out.y_SB = out.y_SB.squeeze(0);
-    return out;
+  at::Tensor step(const at::Tensor& columns_R, const Tables& states) const override {
+    const DeltaTables tables{states.conv.states, states.recurrent.states, states.conv.from_R,
+                             states.conv.to_R};
+    return delta_step(columns_R, tables, weights(Input{}), options_);
   }
 
   Backward backward(const at::Tensor& dy_SB, const Input& in, const Ends& ends) const override {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "teratron/nn/parameter.h"
+#include "teratron/nn/state_table.h"
 
 namespace teratron {
 
@@ -54,8 +55,11 @@ class RecurrentCore {
   };
   /// -> y [S, B, D] for out_proj. `before`: undefined tensors are zeros.
   virtual Output forward(const Input& input, const States& before) const = 0;
-  /// forward() for one token of each of R sequences: [R, F] -> [R, D].
-  virtual Output step(const at::Tensor& columns_R, const States& before) const = 0;
+  /// One token of each of R sequences, whose states are moved on: [R, F] -> [R, D].
+  struct Tables {
+    StateTable conv, recurrent;
+  };
+  virtual at::Tensor step(const at::Tensor& columns_R, const Tables& states) const = 0;
   /// The recurrence's states at the ends of the tokens, where other ranks have those around them.
   struct Ends {
     at::Tensor before = {};   // undefined: zeros

@@ -55,10 +55,6 @@ struct RecurrentFunction : torch::autograd::Function<RecurrentFunction> {
   }
 };
 
-RecurrentCore::States rows_of(const RecurrentCore::States& states, int64_t first, int64_t count) {
-  return {states.conv.narrow(0, first, count), states.recurrent.narrow(0, first, count)};
-}
-
 }  // namespace
 
 RecurrentMixer::RecurrentMixer(const Scope& scope, const RecurrentMixerOptions& options,
@@ -119,29 +115,25 @@ at::Tensor RecurrentMixer::train(const at::Tensor& columns_SB, const LayerContex
 
 at::Tensor RecurrentMixer::generate(const at::Tensor& columns_T1, const LayerContext& context,
                                     LayerStates& states) const {
-  auto& conv = static_cast<SlotState&>(*states[0]);
-  auto& recurrent = static_cast<SlotState&>(*states[1]);
-  const GenerationBatch& batch = *context.generation;
-  const RecurrentCore::States before{conv.read(context), recurrent.read(context)};
-  const int64_t tokens = columns_T1.size(0), steps = batch.decode_rows;
-  std::vector<at::Tensor> y, after_conv, after_recurrent;
-  const auto add = [&](const at::Tensor& y_T1, const RecurrentCore::States& after) {
-    y.push_back(y_T1);
-    after_conv.push_back(after.conv);
-    after_recurrent.push_back(after.recurrent);
+  const RecurrentCore::Tables tables{static_cast<SlotState&>(*states[0]).table(context),
+                                     static_cast<SlotState&>(*states[1]).table(context)};
+  const auto rows_of = [&](int64_t first, int64_t count) {
+    return RecurrentCore::Tables{tables.conv.narrow(first, count), tables.recurrent.narrow(first, count)};
   };
-  if (steps > 0) {
-    const auto stepped = core_->step(columns_T1.narrow(0, 0, steps).squeeze(1), rows_of(before, 0, steps));
-    add(stepped.y_SB.unsqueeze(1), stepped.after);
-  }
+  const GenerationBatch& batch = *context.generation;
+  const int64_t tokens = columns_T1.size(0), steps = batch.decode_rows;
+  std::vector<at::Tensor> y;
+  if (steps > 0)
+    y.push_back(core_->step(columns_T1.narrow(0, 0, steps).squeeze(1), rows_of(0, steps)).unsqueeze(1));
   for (int64_t r = steps; !batch.has_single_tokens(tokens) && r < std::ssize(batch.rows); ++r) {
     const GenerationRow& row = batch.rows[r];
-    const auto prompt =
-        core_->forward({columns_T1.narrow(0, row.first_token, row.tokens)}, rows_of(before, r, 1));
-    add(prompt.y_SB, prompt.after);
+    const RecurrentCore::Tables own = rows_of(r, 1);
+    const auto prompt = core_->forward({columns_T1.narrow(0, row.first_token, row.tokens)},
+                                       {own.conv.read(), own.recurrent.read()});
+    y.push_back(prompt.y_SB);
+    own.conv.write(prompt.after.conv);
+    own.recurrent.write(prompt.after.recurrent);
   }
-  conv.write(at::cat(after_conv).to(before.conv.scalar_type()), context);
-  recurrent.write(at::cat(after_recurrent).to(before.recurrent.scalar_type()), context);
   return at::cat(y);
 }
 
