@@ -191,7 +191,7 @@ TEST(RankGrid, DrawingHas110Columns) {
   for (const auto& [options, ranks] :
        {std::pair(MeshOptions{.tp = 8, .pp = 32}, 16384), std::pair(MeshOptions{.tp = 8, .cp = 8}, 512),
         std::pair(MeshOptions{.tp = 64, .pp = 2}, 1 << 14), std::pair(MeshOptions{}, 1 << 17),
-        std::pair(MeshOptions{.tp = 2, .ep = 16}, 256), std::pair(MeshOptions{.cp = 128, .pp = 8}, 8192)}) {
+        std::pair(MeshOptions{.tp = 2, .ep = 16}, 256), std::pair(MeshOptions{.pp = 8, .cp = 128}, 8192)}) {
     std::istringstream lines(to_string(RankGrid(options, ranks)));
     for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 110U) << line;
   }
