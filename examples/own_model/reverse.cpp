@@ -16,7 +16,7 @@
 #include "teratron/nn/cost/linear_cost.h"
 #include "teratron/nn/cost/output_layer_cost.h"
 #include "teratron/nn/embedding.h"
-#include "teratron/nn/slot_state.h"
+#include "teratron/nn/states/slot_state.h"
 #include "teratron/nn/vocab_parallel_cross_entropy.h"
 #include "teratron/train/registry.h"
 

@@ -10,8 +10,8 @@
 
 #include "teratron/ckpt/index_ranges.h"
 #include "teratron/ckpt/save_plan.h"
-#include "teratron/megatron/rows/centered_norm.h"
 #include "teratron/megatron/checkpoint.h"
+#include "teratron/megatron/rows/centered_norm.h"
 #include "teratron/megatron/saved_args.h"
 #include "teratron/megatron/unknown_args.h"
 

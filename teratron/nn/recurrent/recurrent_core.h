@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "teratron/nn/parameter.h"
-#include "teratron/nn/state_table.h"
+#include "teratron/nn/states/state_table.h"
 
 namespace teratron {
 

@@ -6,7 +6,7 @@
 
 #include "teratron/nn/mixer.h"
 #include "teratron/nn/recurrent/recurrent_core.h"
-#include "teratron/nn/slot_state.h"
+#include "teratron/nn/states/slot_state.h"
 
 namespace teratron {
 

@@ -8,7 +8,7 @@
 
 #include "teratron/nn/attention/attention_layer.h"
 #include "teratron/nn/cost/linear_cost.h"
-#include "teratron/nn/slot_state.h"
+#include "teratron/nn/states/slot_state.h"
 
 namespace teratron {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "teratron/nn/layer.h"
-#include "teratron/nn/state_table.h"
+#include "teratron/nn/states/state_table.h"
 
 namespace teratron {
 

@@ -1,4 +1,4 @@
-#include "teratron/nn/state_table.h"
+#include "teratron/nn/states/state_table.h"
 
 #include <ATen/ATen.h>
 

@@ -1,4 +1,4 @@
-#include "teratron/nn/slot_state.h"
+#include "teratron/nn/states/slot_state.h"
 
 #include <ATen/ATen.h>
 
