@@ -32,10 +32,10 @@ class MemoryMeter {
   c10::DebugInfoGuard guard_{c10::DebugInfoKind::PROFILER_STATE, counter_};
 };
 
-/// Whether this processor computes in another dtype: attention then saves copies of its inputs, which GPUs do
-/// not have.
-inline bool is_emulated(at::ScalarType dtype) {
-  return cpu::upcast_if_emulated(at::zeros({1}, dtype)).scalar_type() != dtype;
+/// Whether this processor computes in another dtype, some products at least: there are copies then, which GPUs
+/// do not have.
+inline bool computes_in_f32(at::ScalarType dtype) {
+  return at::isReducedFloatingType(dtype) && cpu::half_gemm_here(dtype) != cpu::HalfGemm::fast;
 }
 
 }  // namespace teratron

@@ -54,11 +54,6 @@ CpuFeatures this_cpu() {
   return result;
 }
 
-HalfGemm half_gemm_here(at::ScalarType type) {
-  static const CpuFeatures here = this_cpu();
-  return half_gemm_speed(type, here);
-}
-
 /// Rows of x above which the conversions pay off.
 int64_t min_rows_to_upcast(HalfGemm speed) {
   return speed == HalfGemm::slow ? 64 : 8;
@@ -178,6 +173,11 @@ HalfGemm half_gemm_speed(at::ScalarType type, const CpuFeatures& cpu) {
   if (cpu.amx_bf16) return fast;
   if (!cpu.avx512_bf16) return emulated;
   return cpu.is_amd ? fast : slow;
+}
+
+HalfGemm half_gemm_here(at::ScalarType type) {
+  static const CpuFeatures here = this_cpu();
+  return half_gemm_speed(type, here);
 }
 
 at::Tensor upcast_if_emulated(const at::Tensor& x) {

@@ -19,6 +19,8 @@ struct CpuFeatures {
 };
 /// For bf16 or f16. AMX and processors other than x86 were not measured and count as fast.
 HalfGemm half_gemm_speed(at::ScalarType type, const CpuFeatures& cpu);
+/// On this processor.
+HalfGemm half_gemm_here(at::ScalarType type);
 /// x, or x in f32 if this processor emulates its dtype.
 at::Tensor upcast_if_emulated(const at::Tensor& x);
 
