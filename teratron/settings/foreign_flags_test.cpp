@@ -53,7 +53,7 @@ TEST(ForeignFlags, AnswersNameOurFlags) {
     EXPECT_EQ(foreign.name, canonical_name(foreign.name));
     if (!foreign.answer.starts_with("--")) continue;
     const std::string flag = split(std::string(foreign.answer))[0];
-    const Schema::Target* ours = arguments_schema().find(flag.substr(0, flag.find(',')));
+    const Schema::Target* ours = arguments_schema().find(flag.substr(0, flag.find_first_of(",;")));
     ASSERT_TRUE(ours && ours->field) << foreign.answer;
     EXPECT_EQ(ours->field->status, FieldStatus::active) << foreign.answer;
   }
