@@ -93,7 +93,7 @@ def test_a_published_command_line():
     flags = [word for word in RUN if word != "--num-layers"]
     text = teratron("pretrain_mamba.py", *flags, "--num-layers", 10, "--hybrid-attention-ratio", 0.1, "--hybrid-mlp-ratio", 0.3, "--is-hybrid-model",
                     "--spec", "megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec", "--train-iters", 1).stdout
-    assert "hybrid_layer_pattern" in text and len(losses(text)) == 1
+    assert "hybrid_attention_ratio" in text and len(losses(text)) == 1
 
 
 BAD = [(["--hybrid-layer-pattern", "MXM"], 1, "'X' in the pattern"), (["--hybrid-layer-pattern", "MDM"], 1, "sparse attention"),

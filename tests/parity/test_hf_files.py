@@ -18,8 +18,9 @@ def save_as_bin(model, folder, shards):
     folder.mkdir(exist_ok=True)
     model.config.save_pretrained(folder)
     state = model.state_dict()
-    # Files hold each expert's tensors, and Nemotron-H's have other names than in memory.
-    if any(name.endswith("experts.gate_up_proj") for name in state) or model.config.model_type == "nemotron_h":
+    # Files hold each expert's tensors; those of Nemotron-H and OLMo hybrids have other names than in memory.
+    renamed = model.config.model_type in ("nemotron_h", "olmo_hybrid")
+    if renamed or any(name.endswith("experts.gate_up_proj") for name in state):
         published = folder.with_name(folder.name + "-published")
         model.save_pretrained(published)
         state = load_file(published / "model.safetensors")
