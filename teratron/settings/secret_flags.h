@@ -16,6 +16,8 @@ std::string secret_variable(const Field& field);
 
 /// Their flags.
 inline constexpr std::array<std::string_view, 2> secret_flags = {"--api-key", "--api_key"};
+/// Those of published programs, which are not used.
+inline constexpr std::array<std::string_view, 2> unused_secret_flags = {"--hub_token", "--hub-token"};
 
 /// Overwrites their values where `ps` reads them; `argv` then refers to copies. Needs no initialized library:
 /// the program does this before all else, when the loader is done.
@@ -26,12 +28,14 @@ inline void hide_secrets(char** argv) {
     std::memset(word + begin, '*', std::strlen(word + begin));
     word = copy;
   };
-  for (char** word = argv; *word; ++word) {
+  const auto hide_value = [&](char** word, std::string_view flag) {
     const std::string_view text = *word;
-    for (const std::string_view flag : secret_flags) {
-      if (text == flag && word[1]) hide(word[1], 0);
-      if (text.starts_with(flag) && text.substr(flag.size()).starts_with('=')) hide(*word, flag.size() + 1);
-    }
+    if (text == flag && word[1]) hide(word[1], 0);
+    if (text.starts_with(flag) && text.substr(flag.size()).starts_with('=')) hide(*word, flag.size() + 1);
+  };
+  for (char** word = argv; *word; ++word) {
+    for (const std::string_view flag : secret_flags) hide_value(word, flag);
+    for (const std::string_view flag : unused_secret_flags) hide_value(word, flag);
   }
 }
 
