@@ -16,7 +16,7 @@ std::string secret_variable(const Field& field);
 
 /// Their flags.
 inline constexpr std::array<std::string_view, 2> secret_flags = {"--api-key", "--api_key"};
-/// Those of published programs, which are not used.
+/// Flags of published programs, which are not used.
 inline constexpr std::array<std::string_view, 2> unused_secret_flags = {"--hub_token", "--hub-token"};
 
 /// Overwrites their values where `ps` reads them; `argv` then refers to copies. Needs no initialized library:

@@ -32,8 +32,8 @@ class MemoryMeter {
   c10::DebugInfoGuard guard_{c10::DebugInfoKind::PROFILER_STATE, counter_};
 };
 
-/// Whether this processor computes in another dtype, some products at least: there are copies then, which GPUs
-/// do not have.
+/// Whether this processor computes in another dtype, some products at least: there are copies then, which
+/// GPUs do not have.
 inline bool computes_in_f32(at::ScalarType dtype) {
   return at::isReducedFloatingType(dtype) && cpu::half_gemm_here(dtype) != cpu::HalfGemm::fast;
 }
