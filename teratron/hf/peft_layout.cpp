@@ -21,6 +21,12 @@ std::vector<std::string> projections(std::string_view layer) {
   return {};
 }
 
+// "up_proj" of an MLP without a gate is the whole layer, though PEFT's settings tell only the name.
+bool is_ungated_up(const HfTensor& tensor, std::string_view layer) {
+  return ends_as_module(layer, "linear_fc1") && tensor.sources.size() == 1 &&
+         ends_as_module(module_of(tensor.sources[0]), "up_proj");
+}
+
 }  // namespace
 
 UserError refuse(std::string what, const std::filesystem::path& where, std::string fix) {
@@ -44,7 +50,9 @@ SourceParts source_parts(const HfTensor& tensor, const std::vector<std::string>&
   };
   const size_t sources = tensor.sources.size();
   if (layer.empty() || tensor.shape.size() != 2) return {std::vector<int64_t>(sources, -1)};
-  if (is_target(layer.substr(layer.rfind('.') + 1))) return {std::vector<int64_t>(sources, 0), 1};
+  if (is_target(layer.substr(layer.rfind('.') + 1)) ||
+      (is_ungated_up(tensor, layer) && is_target("linear_fc1_up")))
+    return {std::vector<int64_t>(sources, 0), 1};
   SourceParts parts{std::vector<int64_t>(sources, -1)};
   const std::vector<std::string> names = projections(layer);
   for (size_t i = 0; i < names.size(); ++i) {
