@@ -102,7 +102,7 @@ void adapt_master_weights(std::map<std::string, TensorSourcePtr>& tensors, std::
   }
   for (const std::string& name : names) {
     TensorSourcePtr& weights = tensors.at(name);
-    const bool fp32 = dtype.value_or(weights->dtype()) == Dtype::f32;
+    const bool fp32 = is_always_wide(name) || dtype.value_or(weights->dtype()) == Dtype::f32;
     auto master = tensors.extract("optimizer.param." + name);
     const TensorSourcePtr values = master ? master.mapped() : weights;
     if (!fp32) tensors["optimizer.param." + name] = values;

@@ -165,6 +165,11 @@ bool is_buffer(std::string_view name) {
   return name.ends_with(".expert_bias");
 }
 
+bool is_always_wide(std::string_view name) {
+  return is_buffer(name) || name.ends_with(".mixer.A_log") || name.ends_with(".mixer.D") ||
+         name.ends_with(".mixer.dt_bias");
+}
+
 MegatronSplit split_of(std::string_view name) {
   for (const std::string_view rows :
        {"word_embeddings.weight", "output_layer.weight", "output_layer.bias", "linear_qkv.weight",

@@ -54,4 +54,8 @@ MegatronSplit split_of(std::string_view name);
 /// Whether a tensor is a buffer, which no optimizer updates: the bias of a router's choice.
 bool is_buffer(std::string_view name);
 
+/// Whether a tensor is in fp32 in models of every dtype: a buffer, or what time steps and decays of Mamba-2
+/// are made of. The optimizer has no other copy of it.
+bool is_always_wide(std::string_view name);
+
 }  // namespace teratron

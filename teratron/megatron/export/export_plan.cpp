@@ -168,24 +168,6 @@ bool has_adam(ExportPlan& plan, const json& settings) {
   return false;
 }
 
-// Decays of Mamba-2 are of fp32 in every model.
-bool is_always_wide(const std::string& name) {
-  return is_buffer(name) || name.ends_with(".mixer.A_log") || name.ends_with(".mixer.D") ||
-         name.ends_with(".mixer.dt_bias");
-}
-
-// Megatron-LM's optimizers have weights of fp32 beside others in groups that are not written here.
-void keep_wide_weights(ExportPlan& plan) {
-  const auto is_wide = [](const auto& weight) {
-    return !is_buffer(weight.first) && is_always_wide(weight.first);
-  };
-  if (!plan.optimizer || !plan.has_masters() || std::ranges::none_of(plan.weights, is_wide)) return;
-  plan.optimizer = false;
-  plan.args.optimizer_ranks = 0;
-  plan.notices.emplace_back(
-      "the optimizer's state of models with Mamba-2 is written in fp32 alone: only weights are written");
-}
-
 }  // namespace
 
 std::string ExportPlan::folder() const {
@@ -238,7 +220,6 @@ ExportPlan make_export_plan(const CheckpointSource& source, const MegatronExport
                .padded_vocabulary = (vocabulary + unit - 1) / unit * unit,
                .dtype = request.dtype.value_or(embedding->second.dtype)};
   check_tensor_ranks(plan, request.tensor_ranks);
-  keep_wide_weights(plan);
   return plan;
 }
 

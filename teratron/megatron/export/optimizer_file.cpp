@@ -33,7 +33,8 @@ class OptimizerPickle {
   OptimizerPickle(const ExportPlan& plan, const WrittenParameters* parameters, TensorFile& file)
       : plan_(plan), parameters_(parameters), file_(file), pickle_(file.pickle) {}
 
-  /// In the wrapper of an optimizer that has fp32 weights under the key `masters`; an fp32 training has none.
+  /// In the wrapper of an optimizer that has under the key `masters`, group by group, copies in fp32 of the
+  /// weights of other dtypes.
   void add_wrapped(const NumberedGroups& adam, const char* masters) {
     pickle_.begin(PickledDict::plain);
     pickle_.text("optimizer");
@@ -43,7 +44,9 @@ class OptimizerPickle {
     pickle_.begin_list();
     for (const auto& group : adam.groups) {
       pickle_.begin_list();
-      for (size_t i = 0; plan_.has_masters() && i < group.size(); ++i) add_state("param", group[i]);
+      for (const NumberedPart& part : group) {
+        if (weight_dtype(plan_, parameters_->weights[part.parameter]) != Dtype::f32) add_state("param", part);
+      }
       pickle_.end_list();
     }
     pickle_.end_list();

@@ -48,9 +48,12 @@ class WholeStates {
     const auto groups = divide_into_groups(kinds, places, parameters_);
     size_t number = 0;
     for (size_t group = 0; group < groups.size(); ++group) {
+      size_t masters = 0;  // of the group, whose weights of fp32 have none
       for (size_t i = 0; i < groups[group].size(); ++i, ++number) {
         if (number >= table.size()) refuse_optimizer("its groups are not by weight decay", files_.where);
-        add_state(groups[group][i], *table[number], master(adam, group, i));
+        const ParameterPlace& place = groups[group][i];
+        const bool wide = stages_[place.stage][place.number].weight->dtype() == Dtype::f32;
+        add_state(place, *table[number], wide ? nullptr : master(adam, group, masters++));
       }
     }
     return number;

@@ -161,6 +161,42 @@ def test_torch_dist(run, tmp_path, ranks):
         assert all(tensor.equal(weights(source, 4)[name]) for name, tensor in weights(tmp_path / "on", 4).items())
 
 
+def members(group, names, tensors):
+    """Parameters of an optimizer's group: it decays matrices, and no vectors."""
+    return [name for name in names if (tensors[name].dim() > 1) == (group["wd_mult"] > 0)]
+
+
+def test_optimizer_of_bf16(tmp_path):
+    """Megatron-LM's optimizer has copies in fp32 of the weights of bf16 alone; what Mamba-2 makes decays of is of fp32 already."""
+    source = tmp_path / "run"
+    expected = train("mamba", source, "--bf16", "--save-interval", 2)
+    tensors = tensors_of(source)
+    wide = {name for name, tensor in tensors.items() if not name.startswith("optimizer.") and tensor.dtype == torch.float32}
+    assert {name.rpartition(".")[2] for name in wide} == {"A_log", "D", "dt_bias"}
+    export(source, tmp_path / "torch", "--megatron-names", "mcore")
+    export(source, tmp_path / "dist", "--megatron-format", "torch_dist", "--target-tensor-parallel-size", 2)
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        file = torch.load(tmp_path / "torch/iter_0000002/mp_rank_00/model_optim_rng.pt", weights_only=True)
+    model = {name: tensor for name, tensor in file["model"].items() if tensor is not None}
+    adam, copies = file["optimizer"]["optimizer"], file["optimizer"]["fp32_from_fp16_params"]
+    assert len(adam["state"]) == len(model) and len(copies) == len(adam["param_groups"])
+    for group, masters in zip(adam["param_groups"], copies):
+        names = members(group, model, model)
+        for number, name in zip(group["params"], names, strict=True):
+            if f"optimizer.exp_avg.{name}" in tensors and "word_embeddings" not in name:
+                assert all(adam["state"][number][kind].equal(tensors[f"optimizer.{kind}.{name}"]) for kind in STATES), name
+        for copy, name in zip(masters, [name for name in names if model[name].dtype == torch.bfloat16], strict=True):
+            if f"optimizer.param.{name}" in tensors and "word_embeddings" not in name:
+                assert copy.equal(tensors[f"optimizer.param.{name}"]), name
+    described = FileSystemReader(tmp_path / "dist/iter_0000002").read_metadata().state_dict_metadata
+    assert described["optimizer.state.fp32_param.decoder.layers.0.mixer.A_log"].properties.dtype == torch.float32
+    for name in ("torch", "dist"):
+        again = back(tmp_path / name, tmp_path / f"{name}-again")
+        assert_equal(tensors_of(again), cut_vocabulary(tensors), "mamba")
+        text = teratron("pretrain", *FAMILIES["mamba"], *RUN, "--bf16", "--load", again, "--save", tmp_path / f"{name}-on").stdout
+        assert losses(text) == expected[2:]
+
+
 def test_a_checkpoint_of_another_writer(run, tmp_path):
     """Cut as four tensor ranks would, with a pattern that has stages."""
     family, source, _ = run
