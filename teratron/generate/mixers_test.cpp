@@ -25,8 +25,9 @@ const std::vector<std::vector<Kind>> mixtures = {
     {Kind::decayed_sum, Kind::decayed_sum},
     {Kind::wide_keys, Kind::attention},
     {Kind::mamba, Kind::mamba},
+    {Kind::delta, Kind::attention, Kind::delta},
     {Kind::four_norms, Kind::lone_sum},
-    {Kind::mamba, Kind::lone_sum, Kind::attention, Kind::wide_keys, Kind::mamba, Kind::decayed_sum}};
+    {Kind::mamba, Kind::lone_sum, Kind::attention, Kind::wide_keys, Kind::delta, Kind::decayed_sum}};
 
 // Prompts of several lengths, some of which are read in parts; sampling, several answers, beams.
 std::vector<GenerationRequest> requests() {
@@ -119,10 +120,12 @@ TEST(Mixers, RanksOfEveryLayoutGenerateTheSameTexts) {
   }
 }
 
-// On a CPU nothing is captured, but steps run ahead all the same (graphs/decode_graphs.h).
+// On a CPU nothing is captured, but steps run ahead all the same (graphs/decode_graphs.h) without attention.
 TEST(Mixers, GraphsGiveTheTextsOfEagerSteps) {
-  for (const std::vector<Kind>& kinds :
-       {std::vector{Kind::lone_sum}, {Kind::decayed_sum, Kind::lone_sum, Kind::mamba}}) {
+  for (const std::vector<Kind>& kinds : {std::vector{Kind::lone_sum},
+                                         {Kind::decayed_sum, Kind::lone_sum},
+                                         {Kind::mamba, Kind::mamba},
+                                         {Kind::delta, Kind::mamba}}) {
     const OwnModel own(plan_of(kinds));
     const auto answers = [&](bool graphs) {
       std::vector<std::vector<int32_t>> all;

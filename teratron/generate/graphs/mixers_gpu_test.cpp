@@ -17,6 +17,9 @@ const std::vector<Kinds> graph_mixtures = {
     {LayerKind::lone_sum},
     {LayerKind::decayed_sum, LayerKind::decayed_sum},
     {LayerKind::lone_sum, LayerKind::attention, LayerKind::four_norms, LayerKind::decayed_sum}};
+// In bf16 by fused kernels, else in tensor operations.
+const std::vector<Kinds> recurrent_mixtures = {{LayerKind::mamba, LayerKind::mamba},
+                                               {LayerKind::delta, LayerKind::attention, LayerKind::mamba}};
 const Kinds wide_mixture = {LayerKind::wide_keys, LayerKind::lone_sum, LayerKind::attention};
 
 ModelPlan gpu_mixture(const Kinds& kinds) {
@@ -35,11 +38,12 @@ struct MixerPlace {
   at::Device device = at::kCUDA;
   bool graphs = true;
   int64_t max_rows = 3;
+  at::ScalarType dtype = at::kFloat;
 };
 
 std::vector<std::vector<int32_t>> mixed_texts(const Kinds& kinds, const MixerPlace& place,
                                               const std::vector<GenerationRequest>& requests) {
-  const OwnModel own(gpu_mixture(kinds), place.device, at::kFloat);
+  const OwnModel own(gpu_mixture(kinds), place.device, place.dtype);
   const Answers answers =
       answers_of(own.model, requests,
                  {.max_rows = place.max_rows, .page_size = 8, .prompt_tokens = 20, .graphs = place.graphs});
@@ -92,6 +96,21 @@ TEST_F(GpuMixers, GraphsOfAnyNumberOfStepsGiveEagerTexts) {
   }
 }
 
+TEST_F(GpuMixers, RecurrencesGiveEagerTextsInGraphs) {
+  for (const Kinds& kinds : recurrent_mixtures) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      SCOPED_TRACE(at::toString(dtype));
+      for (const auto& [prompt, steps] : {std::pair{4, 21}, {5, 20}}) {
+        const std::vector<GenerationRequest> one = {greedy(prompt, steps)};
+        EXPECT_EQ(mixed_texts(kinds, {.dtype = dtype}, one),
+                  mixed_texts(kinds, {.graphs = false, .dtype = dtype}, one));
+      }
+    }
+    // Graphs pad batches: products in bf16 then round otherwise.
+    EXPECT_EQ(mixed_texts(kinds, {}, crowd()), mixed_texts(kinds, {.graphs = false}, crowd()));
+  }
+}
+
 TEST_F(GpuMixers, GraphsGiveEagerTextsWhenRequestsJoinAndLeave) {
   for (const Kinds& kinds : graph_mixtures) {
     for (const int64_t rows : {3, 6}) {
@@ -105,6 +124,7 @@ TEST_F(GpuMixers, GraphsGiveEagerTextsWhenRequestsJoinAndLeave) {
 TEST_F(GpuMixers, GenerateTheTextsOfTheCpu) {
   std::vector<Kinds> all = graph_mixtures;
   all.push_back(wide_mixture);
+  all.insert(all.end(), recurrent_mixtures.begin(), recurrent_mixtures.end());
   for (const Kinds& kinds : all)
     EXPECT_EQ(mixed_texts(kinds, {}, crowd()), mixed_texts(kinds, {.device = at::kCPU}, crowd()));
 }

@@ -11,6 +11,10 @@
 //
 // Inputs f32, bf16, f16 or f64; arithmetic and states in f32 (f64 for f64). No autograd: nn/delta wraps these
 // functions. Nothing waits for the device.
+//
+// Fused kernels compute bf16 and f16 on GPUs from compute capability 8.0 on, for keys of up to 128 channels,
+// and keys and values in multiples of 8 (fused_delta.h); everything else is computed in tensor operations,
+// far slower.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
 // The fused kernels of delta_core.h against its f64 arithmetic on the CPU, twice for the same bits.
 #include "teratron/kernels/delta/delta_core.h"
+#include "teratron/kernels/delta/fused_delta.h"
 #include "teratron/testing/kernels.h"
 
 namespace teratron {
@@ -110,6 +111,16 @@ TEST_F(Gpu, DeltaOfManyShapes) {
   check_fused_delta({.options = options_of(4, 4, 40, 40), .tokens = 2, .batch = 1, .states = true});
   check_fused_delta({.options = options_of(4, 8, 128, 128), .tokens = 192, .batch = 1, .type = at::kHalf});
   check_fused_delta({.options = options_of(32, 64, 128, 128), .tokens = 100, .batch = 3});
+}
+
+// In tensor operations: wider keys than the kernels take, and widths that 8 does not divide.
+TEST_F(Gpu, DeltaBeyondTheKernels) {
+  for (const DeltaOptions& o : {options_of(2, 2, 256, 64), options_of(2, 4, 12, 20)}) {
+    const FusedDeltaCase of{.options = o, .tokens = 70, .batch = 2, .documents = true};
+    check_fused_delta(of);
+    const FusedDeltaProblem p = mapped(FusedDeltaProblem(of), [](const at::Tensor& x) { return gpu(x); });
+    EXPECT_FALSE(delta::fused_delta_supports(p.input, p.weights, o));
+  }
 }
 
 TEST_F(Gpu, DeltaOfPackedDocuments) {

@@ -12,6 +12,10 @@
 //
 // Inputs f32, bf16, f16 or f64; arithmetic and states in f32 (f64 for f64). dt_bias, A_log and D are f32
 // (f64) already. No autograd: nn/mamba wraps these functions. Nothing waits for the device.
+//
+// Fused kernels compute bf16 and f16 on GPUs from compute capability 8.0 on, for heads and states of up to
+// 128 channels in multiples of 8 (fused_mamba.h); everything else is computed in tensor operations, far
+// slower.
 #pragma once
 
 #include <limits>

@@ -145,6 +145,9 @@ TEST(MambaCore, MatchesTheRecurrence) {
   at::manual_seed(1);
   check_mamba({.options = small_mamba(), .tokens = 13, .batch = 2});
   check_mamba({.options = small_mamba(64), .tokens = 6, .batch = 1, .conv_bias = false});
+  check_mamba({.options = {.heads = 2, .head_dim = 136, .groups = 1, .state = 256, .chunk = 4},
+               .tokens = 7,
+               .batch = 1});
   MambaOptions bounded = small_mamba();
   bounded.time_step_min = 0.2, bounded.time_step_max = 0.6;
   check_mamba({.options = bounded, .tokens = 8, .batch = 1});

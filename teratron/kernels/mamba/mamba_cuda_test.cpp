@@ -1,4 +1,5 @@
 // The fused kernels of mamba_core.h against its f64 arithmetic on the CPU, twice for the same bits.
+#include "teratron/kernels/mamba/fused_mamba.h"
 #include "teratron/kernels/mamba/mamba_core.h"
 #include "teratron/testing/kernels.h"
 
@@ -177,6 +178,17 @@ TEST_F(Gpu, MambaStepsInPlace) {
     expect_near(y, expected, 5e-3, "y");
     expect_near(tables.ssm, wide.ssm, 1e-5, "ssm");
     expect_near(tables.conv, wide.conv, 1e-12, "conv");
+  }
+}
+
+// In tensor operations: wider heads and states than the kernels take, and widths that 8 does not divide.
+TEST_F(Gpu, MambaBeyondTheKernels) {
+  for (const MambaOptions& o :
+       {options_of(4, 64, 1, 256), options_of(4, 160, 2, 64), options_of(4, 20, 1, 12)}) {
+    const FusedMambaCase of{.options = o, .tokens = 70, .batch = 2, .documents = true};
+    check_fused_mamba(of);
+    const FusedMambaProblem p = on_gpu(FusedMambaProblem(of));
+    EXPECT_FALSE(mamba::fused_mamba_supports(p.input, p.weights, o));
   }
 }
 

@@ -16,8 +16,7 @@ constexpr std::pair<char, std::string_view> planned[] = {
 Problem problem_of(char letter) {
   const auto found = std::ranges::find(planned, letter, [](const auto& row) { return row.first; });
   if (found != std::end(planned))
-    return {.what = fmt::format("'{}' in the pattern stands for {}, which are not implemented", letter,
-                                found->second),
+    return {.what = fmt::format("'{}' in the pattern, {}, is not implemented", letter, found->second),
             .fix = "Use M, G, *, H, -, E and |"};
   return {
       .what = fmt::format("'{}' in the pattern is not a kind of layer", printable(std::string(1, letter))),

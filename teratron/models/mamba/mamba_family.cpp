@@ -50,7 +50,7 @@ void derive_segments(Validation& v, const std::vector<int64_t>& segments) {
     return v.reject(pattern_name,
                     fmt::format("the pattern has {} segments for {} (virtual) stages of {} pipeline stages",
                                 count, wanted, stages),
-                    fmt::format("Divide it by {} times |, or leave | out", wanted - 1));
+                    fmt::format("Divide it into {} with |, or leave | out", wanted));
   }
   for (const auto& [name, chosen] :
        {std::pair("num_layers_per_virtual_pipeline_stage",

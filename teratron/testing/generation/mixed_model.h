@@ -10,6 +10,7 @@
 #include "teratron/models/model_plan.h"
 #include "teratron/models/transformer/layer_context.h"
 #include "teratron/models/transformer/transformer_branches.h"
+#include "teratron/nn/delta/delta_cost.h"
 #include "teratron/nn/embedding.h"
 #include "teratron/nn/mamba/mamba_cost.h"
 #include "teratron/testing/generation/mixers.h"
@@ -22,12 +23,13 @@ enum class LayerKind : uint8_t {
   decayed_sum,  // DecayedSum and an MLP
   lone_sum,     // DecayedSum alone, under other names
   four_norms,   // attention and an MLP, each with a norm of its output, too
-  mamba         // alone
+  mamba,        // alone
+  delta         // a gated delta net, alone
 };
 
 inline BranchOptions small_mamba_branch(const TransformerConfig& config) {
   const MambaMixerOptions options{.hidden = config.hidden,
-                                  .core = {.heads = 4, .head_dim = 8, .groups = 2, .state = 6, .chunk = 4},
+                                  .core = {.heads = 4, .head_dim = 8, .groups = 2, .state = 8, .chunk = 4},
                                   .in_init = weight_init(config),
                                   .out_init = weight_init(config)};
   return {.norm = "norm",
@@ -35,6 +37,20 @@ inline BranchOptions small_mamba_branch(const TransformerConfig& config) {
           .mixer = mixer_factory<MambaMixer>(options),
           .operators = [options](const std::string& name,
                                  const RankSizes& sizes) { return mamba_operators(name, options, sizes); },
+          .dropout = own_sites};
+}
+
+inline BranchOptions small_delta_branch(const TransformerConfig& config) {
+  const DeltaMixerOptions options{
+      .hidden = config.hidden,
+      .core = {.key_heads = 2, .value_heads = 4, .key_dim = 8, .value_dim = 16, .chunk = 4},
+      .in_init = weight_init(config),
+      .out_init = weight_init(config)};
+  return {.norm = "norm",
+          .part = "mixer",
+          .mixer = mixer_factory<DeltaMixer>(options),
+          .operators = [options](const std::string& name,
+                                 const RankSizes& sizes) { return delta_operators(name, options, sizes); },
           .dropout = own_sites};
 }
 
@@ -62,6 +78,9 @@ inline LayerBranches mixed_branches(const std::vector<LayerKind>& kinds) {
         break;
       case LayerKind::mamba:
         branches = {small_mamba_branch(config)};
+        break;
+      case LayerKind::delta:
+        branches = {small_delta_branch(config)};
         break;
       case LayerKind::four_norms:
         branches[0].output_norm = "post_self_attn_layernorm";
