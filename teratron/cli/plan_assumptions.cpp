@@ -51,7 +51,7 @@ std::vector<std::string> with_assumptions(std::span<const std::string> flags, co
   std::vector<std::string> all(flags.begin(), flags.end());
   const bool mock = !names_data(a);
   if (mock) all.emplace_back("--mock-data");
-  if (!mock && !a.micro_batch_size) {
+  if (!mock && !a.mock_data && !a.micro_batch_size) {
     notice("plan assumes micro-batches of 1");
     all.insert(all.end(), {"--micro-batch-size", "1"});
   }

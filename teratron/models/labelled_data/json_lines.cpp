@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "teratron/base/error.h"
+#include "teratron/base/log.h"
 #include "teratron/data/blend.h"
 #include "teratron/data/splits.h"
 #include "teratron/data/text/line_reader.h"
@@ -99,6 +100,20 @@ std::array<std::vector<JsonLine>, 3> json_lines_of_splits(const DataSources& sou
                       .fix = "Add data or change --split"});
   }
   return splits;
+}
+
+Datasets datasets_of_json_lines(const DataSources& sources, const DatasetOfLines& make) {
+  const auto lines = json_lines_of_splits(sources);
+  std::array<std::shared_ptr<const Dataset>, 3> built;
+  for (size_t split = 0; split < built.size(); ++split) {
+    if (sources.samples[split] == 0) continue;
+    if (lines[split].empty()) {
+      if (!sources.data_path.empty()) warn("the {} split has no lines; skipping it", kSplitNames[split]);
+      continue;
+    }
+    built[split] = make(lines[split], split);
+  }
+  return {built[0], built[1], built[2]};
 }
 
 std::vector<Problem> problems_by_kind(std::vector<Problem> all) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,11 @@ std::vector<std::string> json_files_of(const std::vector<std::string>& items);
 /// The lines of each split: its share of --data-path, or its own files. None of splits without samples.
 /// UserError(config) for contradictions, UserError(data) if the train split is asked for and has no lines.
 std::array<std::vector<JsonLine>, 3> json_lines_of_splits(const DataSources& sources);
+
+/// The dataset of each split that has lines: make(lines, split). A warning for one of --data-path without any.
+using DatasetOfLines =
+    std::function<std::shared_ptr<const Dataset>(const std::vector<JsonLine>& lines, size_t split)>;
+Datasets datasets_of_json_lines(const DataSources& sources, const DatasetOfLines& make);
 
 /// Problems that differ in numbers and quoted names alone are one, with a count.
 std::vector<Problem> problems_by_kind(std::vector<Problem> all);

@@ -4,7 +4,6 @@
 #include <iterator>
 
 #include "teratron/base/json.h"
-#include "teratron/base/log.h"
 #include "teratron/data/numpy_random.h"
 #include "teratron/models/bert/data/bert_dataset.h"
 #include "teratron/models/labelled_data/plain_encoder.h"
@@ -72,21 +71,13 @@ void BertTexts::get(int64_t i, const Sample& sample) const {
 
 Datasets build_bert_texts(const DataSources& sources, const Tokenizer& tokenizer,
                           const BertTextOptions& options) {
-  const auto lines = json_lines_of_splits(sources);
-  std::array<std::shared_ptr<const Dataset>, 3> built;
-  for (size_t split = 0; split < built.size(); ++split) {
-    if (sources.samples[split] == 0) continue;
-    if (lines[split].empty()) {
-      if (!sources.data_path.empty()) warn("the {} split has no lines; skipping it", kSplitNames[split]);
-      continue;
-    }
-    built[split] =
-        std::make_shared<BertTexts>(lines[split], tokenizer,
-                                    BertTextOptions{.masking = options.masking,
-                                                    .samples = sources.samples[split],
-                                                    .shuffle = split == 0 ? options.shuffle : std::nullopt});
-  }
-  return {built[0], built[1], built[2]};
+  return datasets_of_json_lines(sources, [&](const std::vector<JsonLine>& lines, size_t split) {
+    return std::make_shared<BertTexts>(
+        lines, tokenizer,
+        BertTextOptions{.masking = options.masking,
+                        .samples = sources.samples[split],
+                        .shuffle = split == 0 ? options.shuffle : std::nullopt});
+  });
 }
 
 }  // namespace teratron

@@ -5,7 +5,6 @@
 
 #include <fmt/ranges.h>
 
-#include "teratron/base/log.h"
 #include "teratron/models/gpt/sft/conversations.h"
 #include "teratron/models/labelled_data/plain_encoder.h"
 #include "teratron/tokenizer/decoder_start.h"
@@ -133,23 +132,15 @@ void T5Pairs::get(int64_t i, const Sample& sample) const {
 }
 
 Datasets build_t5_pairs(const DataSources& sources, const T5PairOptions& options) {
-  const auto lines = json_lines_of_splits(sources);
-  std::array<std::shared_ptr<const Dataset>, 3> built;
-  for (size_t split = 0; split < built.size(); ++split) {
-    if (sources.samples[split] == 0) continue;
-    if (lines[split].empty()) {
-      if (!sources.data_path.empty()) warn("the {} split has no lines; skipping it", kSplitNames[split]);
-      continue;
-    }
-    const T5PairOptions own{.encoder_length = options.encoder_length,
-                            .decoder_length = options.decoder_length,
-                            .overlong = options.overlong,
-                            .samples = sources.samples[split],
-                            .shuffle = split == 0 ? options.shuffle : std::nullopt,
-                            .tokenizer = options.tokenizer};
-    built[split] = std::make_shared<T5Pairs>(lines[split], own);
-  }
-  return {built[0], built[1], built[2]};
+  return datasets_of_json_lines(sources, [&](const std::vector<JsonLine>& lines, size_t split) {
+    return std::make_shared<T5Pairs>(lines,
+                                     T5PairOptions{.encoder_length = options.encoder_length,
+                                                   .decoder_length = options.decoder_length,
+                                                   .overlong = options.overlong,
+                                                   .samples = sources.samples[split],
+                                                   .shuffle = split == 0 ? options.shuffle : std::nullopt,
+                                                   .tokenizer = options.tokenizer});
+  });
 }
 
 }  // namespace teratron
