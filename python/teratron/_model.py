@@ -13,7 +13,8 @@ class Stage:
     f(stage) returns a torch.nn.Module whose forward(hidden, batch) computes these layers from the hidden states of the
     stage before, [S, B, hidden_size], or where `is_first` from the batch's columns (hidden is None). It returns hidden
     states, or where `is_last` the losses of all tokens [S, B]. Its parameters are trained, saved and loaded by their names
-    in the module, which must differ between stages; replicas get the values of the first one. A parameter with
+    in the module, which must differ between stages; replicas get the values of the first one. Ranks that are threads
+    (run_ranks) share torch's default generator: draw values that a seed decides from a torch.Generator. A parameter with
     `tensor_model_parallel = True` and `partition_dim` is this rank's part (then the module communicates: Group.copy_to,
     Group.reduce_from); others are the same on all tensor-parallel ranks. Modules without buffers that training changes.
 

@@ -31,6 +31,21 @@ constexpr std::optional<Dtype> dtype_of(c10::ScalarType type) {
   return std::nullopt;
 }
 
+/// In messages: as flags spell precisions, integers as PyTorch does.
+inline const char* spelling_of(c10::ScalarType type) {
+  switch (type) {
+    case c10::kFloat: return "fp32";
+    case c10::kDouble: return "fp64";
+    case c10::kBFloat16: return "bf16";
+    case c10::kHalf: return "fp16";
+    case c10::kLong: return "int64";
+    case c10::kInt: return "int32";
+    case c10::kByte: return "uint8";
+    case c10::kBool: return "bool";
+    default: return c10::toString(type);
+  }
+}
+
 /// Nullopt if tensors do not support the type.
 constexpr std::optional<c10::ScalarType> scalar_type_of(Dtype dtype) {
   for (const auto& [scalar, known] : tensor_dtypes) {

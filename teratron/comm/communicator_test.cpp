@@ -297,20 +297,20 @@ INSTANTIATE_TEST_SUITE_P(
                                [](Communicator& group) {
                                  sum(group, to_test_device(at::zeros({group.rank() == 0 ? 4 : kMany})));
                                },
-                               "rank 0: all_reduce(sum) Float [4]; rank 1: all_reduce(sum) Float [1048576]"},
+                               "rank 0: all_reduce(sum) fp32 [4]; rank 1: all_reduce(sum) fp32 [1048576]"},
                     Divergence{"operation",
                                [](Communicator& group) {
                                  const at::Tensor x = to_test_device(at::zeros({kMany}));
                                  if (group.rank() == 0) return sum(group, x);
                                  group.all_gather(x, x.narrow(0, 0, kMany / 2)).wait();
                                },
-                               "rank 0: all_reduce(sum) Float [1048576]; rank 1: all_gather Float [524288]"},
+                               "rank 0: all_reduce(sum) fp32 [1048576]; rank 1: all_gather fp32 [524288]"},
                     Divergence{"order",
                                [](Communicator& group) {
                                  if (group.rank() == 0) sum(group, to_test_device(at::zeros({4})));
                                  sum(group, to_test_device(at::zeros({kMany})));
                                },
-                               "rank 0: all_reduce(sum) Float [4]; rank 1: all_reduce(sum) Float [1048576]"}),
+                               "rank 0: all_reduce(sum) fp32 [4]; rank 1: all_reduce(sum) fp32 [1048576]"}),
     [](const auto& info) { return info.param.name; });
 
 /// For a minute, on the hosts.

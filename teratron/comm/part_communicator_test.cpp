@@ -55,7 +55,7 @@ TEST(PartCommunicator, ATimeoutNamesOperationPartAndGroupOnAllRanks) {
   ASSERT_FALSE(all.empty());
   for (const std::string& fault : all) {
     EXPECT_TRUE(
-        fault.starts_with("all_reduce(sum) of decoder.layers.3.mlp Float [2] (collective 1 of group [0 "
+        fault.starts_with("all_reduce(sum) of decoder.layers.3.mlp fp32 [2] (collective 1 of group [0 "
                           "1]) timed out after 0.2 s: rank 1 "))
         << fault;
     EXPECT_EQ(fault.find(layer), fault.rfind(layer)) << fault;
@@ -69,7 +69,7 @@ TEST(PartCommunicator, ATimeoutNamesOperationPartAndGroupOnAllRanks) {
       200ms);
   for (const std::string& fault : messages) {
     EXPECT_TRUE(
-        fault.starts_with("receive message of decoder.layers.3.mlp Float [2] from rank 1 in group [0 1] "
+        fault.starts_with("receive message of decoder.layers.3.mlp fp32 [2] from rank 1 in group [0 1] "
                           "timed out"))
         << fault;
   }
@@ -95,9 +95,9 @@ TEST(PartCommunicator, RanksInDifferentPartsDiffer) {
     sum(*own.communicator, at::ones({2}));
   };
   const std::string expected =
-      "the ranks of group [0 1] differ at their collective 1: rank 0: all_reduce(sum) of a Float [2]; rank "
+      "the ranks of group [0 1] differ at their collective 1: rank 0: all_reduce(sum) of a fp32 [2]; rank "
       "1: "
-      "all_reduce(sum) of b Float [2]";
+      "all_reduce(sum) of b fp32 [2]";
   EXPECT_EQ(fault_over_threads(2, differ), expected);
   EXPECT_EQ(fault_over_sockets(2, differ), expected);
 }
@@ -113,7 +113,7 @@ TEST(PartCommunicator, OtherCallsOfTheGroupAreNotOfThePart) {
     if (world.rank() == 0) sum(group, at::ones({3}));
   };
   const std::string expected =
-      "all_reduce(sum) Float [3] (collective 2 of group [0 1]) cannot complete: rank 1 has ended";
+      "all_reduce(sum) fp32 [3] (collective 2 of group [0 1]) cannot complete: rank 1 has ended";
   EXPECT_EQ(fault_over_threads(2, other), expected);
   EXPECT_EQ(fault_over_sockets(2, other), expected);
 }

@@ -14,13 +14,6 @@ namespace teratron {
 
 namespace {
 
-// As the flags spell it.
-std::string flag_name(at::ScalarType dtype) {
-  if (dtype == at::kFloat) return "fp32";
-  if (dtype == at::kHalf) return "fp16";
-  return dtype == at::kBFloat16 ? "bf16" : at::toString(dtype);
-}
-
 at::ScalarType floating_type(Dtype dtype, const std::string& name) {
   const std::optional<at::ScalarType> type = scalar_type_of(dtype);
   if (type && at::isFloatingType(*type)) return *type;
@@ -105,7 +98,7 @@ void add_weights(ParameterSet& parameters, const CheckpointInfo& info, HostTenso
     converted = converted || !same;
   }
   if (converted) {
-    notice("weights of {} are converted to {}", info.path.string(), flag_name(parameters.options().dtype));
+    notice("weights of {} are converted to {}", info.path.string(), spelling_of(parameters.options().dtype));
   }
 }
 

@@ -247,7 +247,7 @@ TEST(ParamAndGradBuffer, RanksWithDifferentModelsFailByBucket) {
       buffer.finish_grad_sync();
     });
     const std::string call = sharded ? "reduce_scatter(sum)" : "all_reduce(sum)";
-    const std::string shape = sharded ? "Float [64]" : "Float [128]";
+    const std::string shape = sharded ? "fp32 [64]" : "fp32 [128]";
     EXPECT_EQ(fault,
               fmt::format("the ranks of group [0 1] differ at their collective 2: rank 0: {0} of bucket 1 "
                           "(layers.1.weight) {1}; rank 1: {0} of bucket 1 (layers.0.weight) {1}",

@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "teratron/base/error.h"
+#include "teratron/base/tensor_dtype.h"
 #include "teratron/comm/consensus.h"
 #include "teratron/optim/param_and_grad_buffer.h"
 #include "teratron/optim/replica_agreement.h"
@@ -91,7 +92,7 @@ std::map<BufferKey, Entries> make_entries(ParameterSet& parameters, const Mesh& 
 HeldTensor held(const Parameter& parameter) {
   return {.name = fmt::format("{} {}", parameter.shard().index, parameter.name),
           .form = fmt::format("[{}] {}", fmt::join(parameter.tensor.sizes(), ", "),
-                              c10::toString(parameter.tensor.scalar_type()))};
+                              spelling_of(parameter.tensor.scalar_type()))};
 }
 
 // Compares the entries with those of ranks outside the replicas: sets `counts` and `tied`. Returns what is

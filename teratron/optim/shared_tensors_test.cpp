@@ -58,11 +58,11 @@ TEST(SharedTensors, OfStagesHaveOneShapeAndDtype) {
   EXPECT_EQ(error_of(layout, tied({"embedding", {8, 4}})), "");
   EXPECT_EQ(error_of(layout, tied({"output", {9, 4}})), "");
   expect_error(error_of(layout, tied({"embedding", {9, 4}})),
-               "ranks hold tensors of one name that differ: 'embedding' is [8, 4] Float on rank 0 (pipeline "
-               "stage 0), but [9, 4] Float on rank 8 (pipeline stage 2)");
-  expect_error(error_of(layout, tied({"embedding", {4, 8}})), "but [4, 8] Float on rank 8");
+               "ranks hold tensors of one name that differ: 'embedding' is [8, 4] fp32 on rank 0 (pipeline "
+               "stage 0), but [9, 4] fp32 on rank 8 (pipeline stage 2)");
+  expect_error(error_of(layout, tied({"embedding", {4, 8}})), "but [4, 8] fp32 on rank 8");
   expect_error(error_of(layout, tied({"embedding", {8, 4}, at::kBFloat16})),
-               "'embedding' is [8, 4] Float on rank 0 (pipeline stage 0), but [8, 4] BFloat16 on rank 8");
+               "'embedding' is [8, 4] fp32 on rank 0 (pipeline stage 0), but [8, 4] bf16 on rank 8");
 }
 
 TEST(SharedTensors, OfStagesAreInEveryPipeline) {
@@ -81,7 +81,7 @@ TEST(SharedTensors, OfStagesAreInEveryPipeline) {
 TEST(SharedTensors, OfTensorParallelRanksHaveOneShape) {
   expect_error(
       error_of({.tp = 2}, [](const Mesh& mesh) { return std::vector<Tensor>{{"norm", {4 + mesh.rank()}}}; }),
-      "'norm' is [4] Float on rank 0 (pipeline stage 0), but [5] Float on rank 1 (pipeline stage 0)");
+      "'norm' is [4] fp32 on rank 0 (pipeline stage 0), but [5] fp32 on rank 1 (pipeline stage 0)");
 }
 
 /// The third of four replicas has skipped a layer.

@@ -67,11 +67,13 @@ def test_two_halves_are_a_step():
         assert found == expected
 
 
-def seeded(seed, kind, size):
-    """The same values on every stage; another generator would be the user's."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return kind(size, 64)
+def seeded(seed, module):
+    """The module with values that the seed decides. Ranks that are threads draw from torch's own generator in any order."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in module.parameters():
+            value.uniform_(-0.5, 0.5, generator=generator)
+    return module
 
 
 class Layers(torch.nn.Module):
@@ -80,12 +82,11 @@ class Layers(torch.nn.Module):
     def __init__(self, stage):
         super().__init__()
         if stage.is_first:
-            self.words = seeded(1, torch.nn.Embedding, 256)
+            self.words = seeded(1, torch.nn.Embedding(256, 64))
         places = range(stage.first_layer, stage.first_layer + stage.layers)
-        self.layers = torch.nn.ModuleDict({str(i): seeded(10 + i, torch.nn.Linear, 64) for i in places})
+        self.layers = torch.nn.ModuleDict({str(i): seeded(10 + i, torch.nn.Linear(64, 64)) for i in places})
         if stage.is_last:
-            self.head = torch.nn.Linear(64, 256)
-            self.head.load_state_dict({"weight": seeded(2, torch.nn.Embedding, 256).weight, "bias": torch.zeros(256)})
+            self.head = seeded(2, torch.nn.Linear(64, 256))
 
     def forward(self, hidden, batch):
         x = self.words(batch.tokens) if hasattr(self, "words") else hidden

@@ -33,24 +33,24 @@ TEST(ProcessBackend, NamesMismatchedFingerprints) {
   // Rank 0 hears of all ranks, rank 1 in the barrier only of rank 0.
   EXPECT_TRUE(operations ==
                   "the ranks of group [0 1 2] differ at their collective 2: ranks 0, 2: all_reduce(sum) "
-                  "Float [4, 2]; rank 1: barrier" ||
+                  "fp32 [4, 2]; rank 1: barrier" ||
               operations ==
                   "the ranks of group [0 1 2] differ at their collective 2: rank 0: all_reduce(sum) Float "
                   "[4, 2]; rank 1: barrier")
       << operations;
   const auto shapes = fault_over_sockets(
       2, [](World& world, Communicator& group) { sum(group, at::ones({world.rank() + 1})); });
-  EXPECT_TRUE(contains(shapes, "rank 0: all_reduce(sum) Float [1]; rank 1: all_reduce(sum) Float [2]"))
+  EXPECT_TRUE(contains(shapes, "rank 0: all_reduce(sum) fp32 [1]; rank 1: all_reduce(sum) fp32 [2]"))
       << shapes;
   const auto roots = fault_over_sockets(
       2, [](World& world, Communicator& group) { group.broadcast(at::ones({3}), world.rank()); });
-  EXPECT_TRUE(contains(roots, "rank 0: broadcast(root 0) Float [3]; rank 1: broadcast(root 1)")) << roots;
+  EXPECT_TRUE(contains(roots, "rank 0: broadcast(root 0) fp32 [3]; rank 1: broadcast(root 1)")) << roots;
   const auto messages = fault_over_sockets(2, [](World& world, Communicator& group) {
     if (world.rank() == 0) group.batch_isend_irecv({{at::ones({4}), 1, true}});
     if (world.rank() == 1) group.batch_isend_irecv({{at::ones({2, 2}), 0, false}});
     group.barrier();
   });
-  EXPECT_EQ(messages, "rank 0 sent message Float [4], but rank 1 receives message Float [2, 2]");
+  EXPECT_EQ(messages, "rank 0 sent message fp32 [4], but rank 1 receives message fp32 [2, 2]");
 }
 
 /// Like ranks on GPUs, which do not wait where they differ: the rank that continued may query first.
@@ -71,8 +71,8 @@ TEST(ProcessBackend, NamesTheFirstOfSeveralMismatches) {
   one->record(sum_of(7));
   for (const int64_t count : {8, 7, 9}) other->record(sum_of(count));
   const std::string expected =
-      "the ranks of group [0 1] differ at their collective 2001: rank 0: all_reduce(sum) Float [7]; rank 1: "
-      "all_reduce(sum) Float [8]";
+      "the ranks of group [0 1] differ at their collective 2001: rank 0: all_reduce(sum) fp32 [7]; rank 1: "
+      "all_reduce(sum) fp32 [8]";
   EXPECT_EQ(one->diagnose_timeout("", 2001), expected);
   EXPECT_EQ(other->diagnose_timeout("", 2003), expected);
   EXPECT_EQ(other->diagnose_timeout("a message", std::nullopt), expected);
@@ -95,8 +95,8 @@ TEST(ProcessBackend, NamesAMismatchInAnotherGroup) {
   } catch (const Fault& fault) {
     EXPECT_STREQ(
         fault.what(),
-        "the ranks of group [0 1] differ at their collective 1: rank 0: all_reduce(sum) Float [4]; rank 1: "
-        "all_reduce(sum) Float [5]");
+        "the ranks of group [0 1] differ at their collective 1: rank 0: all_reduce(sum) fp32 [4]; rank 1: "
+        "all_reduce(sum) fp32 [5]");
   }
 }
 
@@ -110,9 +110,9 @@ TEST(ProcessBackend, ATimeoutReportsTheStatusOfMissingRanks) {
       },
       200ms);
   EXPECT_EQ(computing,
-            "all_reduce(sum) Float [5] (collective 2 of group [0 1 2]) timed out after 0.2 s: rank 2 is "
+            "all_reduce(sum) fp32 [5] (collective 2 of group [0 1 2]) timed out after 0.2 s: rank 2 is "
             "computing or stuck outside any collective (its last here was collective 1, all_reduce(sum) "
-            "Float [2])");
+            "fp32 [2])");
   const std::string elsewhere = fault_over_sockets(
       2,
       [](World& world, Communicator& group) {
@@ -122,7 +122,7 @@ TEST(ProcessBackend, ATimeoutReportsTheStatusOfMissingRanks) {
       300ms);
   EXPECT_TRUE(
       contains(elsewhere, "timed out after 0.3 s: rank 1 waits in barrier (collective 1 of group [0 1])") ||
-      contains(elsewhere, "timed out after 0.3 s: rank 0 waits in receive message Float [2] from rank 1"))
+      contains(elsewhere, "timed out after 0.3 s: rank 0 waits in receive message fp32 [2] from rank 1"))
       << elsewhere;
 }
 
@@ -329,7 +329,7 @@ TEST(ProcessBackend, APartOfTheWrongSizeIsNotCopied) {
   const auto group = world->group({0, 1});
   const uint64_t id = hash_text("0 group [0 1]");
   const Frame frame{
-      .kind = Frame::Kind::collective, .group_id = id, .sequence = 1, .text = "all_reduce(sum) Float [4]"};
+      .kind = Frame::Kind::collective, .group_id = id, .sequence = 1, .text = "all_reduce(sum) fp32 [4]"};
   const std::string body(400, 'x');
   transports[1]->send(0, encode_head(frame, body.size()), std::as_bytes(std::span(body)));
   EXPECT_THROW(sum(*group, at::ones({4})), Fault);

@@ -44,7 +44,7 @@ class ProcessGroup {
   /// Queries the other ranks and describes why `what` has not completed in time. Point-to-point operations
   /// have no sequence number.
   std::string diagnose_timeout(const std::string& what, std::optional<int64_t> sequence);
-  /// "all_reduce(sum) Float [4, 2] (collective 7 of group [0 2])"
+  /// "all_reduce(sum) fp32 [4, 2] (collective 7 of group [0 2])"
   std::string describe(const CollectiveFingerprint& fingerprint, int64_t sequence) const;
 
  private:

@@ -10,7 +10,7 @@ namespace teratron {
 
 Dtype reducible_dtype(at::ScalarType type) {
   const std::optional<Dtype> dtype = dtype_of(type);
-  TERATRON_ASSERT(dtype && can_reduce(*dtype), "cannot reduce {}", c10::toString(type));
+  TERATRON_ASSERT(dtype && can_reduce(*dtype), "cannot reduce {}", spelling_of(type));
   return *dtype;
 }
 
@@ -21,7 +21,7 @@ std::string reduce_name(std::string_view operation, ReduceOp op) {
 
 CollectiveFingerprint fingerprint_of(std::string operation, const at::Tensor& tensor) {
   TERATRON_ASSERT(tensor.defined() && tensor.is_contiguous(), "{} needs a contiguous tensor", operation);
-  return {std::move(operation), c10::toString(tensor.scalar_type()), tensor.sizes().vec()};
+  return {std::move(operation), spelling_of(tensor.scalar_type()), tensor.sizes().vec()};
 }
 
 CollectiveFingerprint cpu_fingerprint_of(std::string operation, const at::Tensor& tensor) {

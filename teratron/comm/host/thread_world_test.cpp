@@ -23,7 +23,7 @@ TEST(ThreadWorld, NamesMismatchedOperations) {
     sum(group, at::ones({4, 2}));
   });
   EXPECT_EQ(fault,
-            "the ranks of group [0 1 2] differ at their collective 2: ranks 0, 2: all_reduce(sum) Float [4, "
+            "the ranks of group [0 1 2] differ at their collective 2: ranks 0, 2: all_reduce(sum) fp32 [4, "
             "2]; rank "
             "1: barrier");
 }
@@ -31,24 +31,24 @@ TEST(ThreadWorld, NamesMismatchedOperations) {
 TEST(ThreadWorld, NamesMismatchedShapesDtypesAndReductions) {
   const auto shapes = fault_over_threads(
       2, [](World& world, Communicator& group) { sum(group, at::ones({world.rank() + 1})); });
-  EXPECT_NE(shapes.find("rank 0: all_reduce(sum) Float [1]; rank 1: all_reduce(sum) Float [2]"),
+  EXPECT_NE(shapes.find("rank 0: all_reduce(sum) fp32 [1]; rank 1: all_reduce(sum) fp32 [2]"),
             std::string::npos)
       << shapes;
   const auto types = fault_over_threads(2, [](World& world, Communicator& group) {
     sum(group, at::ones({3}, world.rank() == 0 ? at::kFloat : at::kBFloat16));
   });
-  EXPECT_NE(types.find("rank 0: all_reduce(sum) Float [3]; rank 1: all_reduce(sum) BFloat16 [3]"),
+  EXPECT_NE(types.find("rank 0: all_reduce(sum) fp32 [3]; rank 1: all_reduce(sum) bf16 [3]"),
             std::string::npos)
       << types;
   const auto ops = fault_over_threads(2, [](World& world, Communicator& group) {
     group.all_reduce(at::ones({3}), world.rank() == 0 ? ReduceOp::max : ReduceOp::avg);
   });
-  EXPECT_NE(ops.find("rank 0: all_reduce(max) Float [3]; rank 1: all_reduce(avg) Float [3]"),
+  EXPECT_NE(ops.find("rank 0: all_reduce(max) fp32 [3]; rank 1: all_reduce(avg) fp32 [3]"),
             std::string::npos)
       << ops;
   const auto roots = fault_over_threads(
       2, [](World& world, Communicator& group) { group.broadcast(at::ones({3}), world.rank()); });
-  EXPECT_NE(roots.find("rank 0: broadcast(root 0) Float [3]; rank 1: broadcast(root 1)"), std::string::npos)
+  EXPECT_NE(roots.find("rank 0: broadcast(root 0) fp32 [3]; rank 1: broadcast(root 1)"), std::string::npos)
       << roots;
 }
 
@@ -57,7 +57,7 @@ TEST(ThreadWorld, NamesAMessageOfAnotherShape) {
     if (world.rank() == 0) group.batch_isend_irecv({{at::ones({4}), 1, true}});
     if (world.rank() == 1) group.batch_isend_irecv({{at::ones({2, 2}), 0, false}});
   });
-  EXPECT_EQ(fault, "rank 0 sent message Float [4], but rank 1 receives message Float [2, 2]");
+  EXPECT_EQ(fault, "rank 0 sent message fp32 [4], but rank 1 receives message fp32 [2, 2]");
 }
 
 TEST(ThreadWorld, AFaultInsideBackwardPropagates) {
@@ -72,7 +72,7 @@ TEST(ThreadWorld, AFaultInsideBackwardPropagates) {
     });
     FAIL() << "no fault";
   } catch (const Fault& fault) {
-    EXPECT_NE(std::string(fault.what()).find("rank 0: all_reduce(sum) Float [4, 4]; rank 1: barrier"),
+    EXPECT_NE(std::string(fault.what()).find("rank 0: all_reduce(sum) fp32 [4, 4]; rank 1: barrier"),
               std::string::npos)
         << fault.what();
   }
@@ -88,9 +88,9 @@ TEST(ThreadWorld, ATimeoutNamesTheMissingRanks) {
       },
       200ms);
   EXPECT_EQ(fault,
-            "all_reduce(sum) Float [5] (collective 2 of group [0 1 2]) timed out after 0.2 s: rank 2 is "
+            "all_reduce(sum) fp32 [5] (collective 2 of group [0 1 2]) timed out after 0.2 s: rank 2 is "
             "computing or "
-            "stuck outside any collective (its last here was collective 1, all_reduce(sum) Float [2])");
+            "stuck outside any collective (its last here was collective 1, all_reduce(sum) fp32 [2])");
 }
 
 TEST(ThreadWorld, AReceiveTimesOutToo) {
@@ -101,7 +101,7 @@ TEST(ThreadWorld, AReceiveTimesOutToo) {
         if (world.rank() == 1) group.batch_isend_irecv({{at::ones({2}), 0, false}});
       },
       100ms);
-  EXPECT_NE(fault.find("receive message Float [2] from rank 0 in group [0 1] timed out"), std::string::npos)
+  EXPECT_NE(fault.find("receive message fp32 [2] from rank 0 in group [0 1] timed out"), std::string::npos)
       << fault;
 }
 

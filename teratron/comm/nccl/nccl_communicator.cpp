@@ -7,6 +7,7 @@
 
 #include "teratron/base/fault_point.h"
 #include "teratron/base/log.h"
+#include "teratron/base/tensor_dtype.h"
 #include "teratron/comm/consensus.h"
 #include "teratron/comm/host/process_communicator.h"
 #include "teratron/comm/host/tensor_fingerprint.h"
@@ -24,7 +25,7 @@ ncclDataType_t nccl_type(at::ScalarType type) {
   for (const auto& [torch, nccl] : kTypes) {
     if (torch == type) return nccl;
   }
-  TERATRON_ASSERT(false, "cannot reduce {}", c10::toString(type));
+  TERATRON_ASSERT(false, "cannot reduce {}", spelling_of(type));
 }
 
 ncclRedOp_t nccl_op(ReduceOp op, at::ScalarType type) {

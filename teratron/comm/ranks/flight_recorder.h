@@ -20,14 +20,14 @@ struct CollectiveFingerprint {
   bool operator==(const CollectiveFingerprint&) const = default;
 };
 
-/// "all_reduce(sum) Float [4, 2]". Injective.
+/// "all_reduce(sum) fp32 [4, 2]". Injective.
 std::string to_string(const CollectiveFingerprint& fingerprint);
 
 /// "group [0 2]"; of more than 8 ranks "group [0-63]", "group [0 8 16 24 32 40 48 56 ... of 128 ranks]"
 std::string describe_group(std::span<const int64_t> ranks);
 /// "ranks 0, 2"; of more than 8 ranks "ranks 0-31, 40"
 std::string describe_ranks(std::span<const int64_t> ranks);
-/// "all_reduce(sum) Float [4, 2] (collective 7 of group [0 2])"
+/// "all_reduce(sum) fp32 [4, 2] (collective 7 of group [0 2])"
 std::string describe_collective(const std::string& fingerprint, int64_t sequence, const std::string& group);
 
 /// Groups ranks by text, in order of first appearance; texts[i] belongs to ranks[i].

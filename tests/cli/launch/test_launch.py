@@ -81,8 +81,8 @@ def test_ranks_that_differ_end_the_job(tmp_path, backend):
     result = communicator_tests(backend, tmp_path, "--gtest_filter=*DISABLED_EndTheJob/order",
                                 "--gtest_also_run_disabled_tests")
     assert result.returncode == 5, result.stderr
-    assert ("the ranks of group [0 1] differ at their collective 2: rank 0: all_reduce(sum) Float [4]; rank 1: "
-            "all_reduce(sum) Float [1048576]") in result.stderr
+    assert ("the ranks of group [0 1] differ at their collective 2: rank 0: all_reduce(sum) fp32 [4]; rank 1: "
+            "all_reduce(sum) fp32 [1048576]") in result.stderr
 
 
 @needs_mpirun
