@@ -1,5 +1,7 @@
 #include "teratron/generate/grammar/answer_form.h"
 
+#include <cmath>
+
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -99,6 +101,7 @@ TEST(AnswerForm, AcceptsObjectsAndArrays) {
       {R"({"anyOf": [{"type": "integer"}, {"type": "array", "items": {"$ref": "#"}}]})",
        {"1", "[]", "[1,[2,[3]]]"},
        {"[\"a\"]", "{}"}},
+      {R"({"oneOf": [{"type": "integer", "minimum": 5}, {"type": "null"}]})", {"5", "null"}, {"4", "true"}},
       {R"({"$defs": {"node": {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"},
            {"type": "null"}]}}, "required": ["next"]}}, "$ref": "#/$defs/node"})",
        {R"({"next":null})", R"({"next":{"next":{"next":null}}})"},
@@ -116,12 +119,107 @@ TEST(AnswerForm, AcceptsObjectsAndArrays) {
   });
 }
 
+TEST(AnswerForm, AcceptsPatterns) {
+  check_cases({
+      {R"({"pattern": "^[A-Z]{2}\\d{4}$"})",
+       {R"("AB0123")"},
+       {R"("AB012")", R"("AB01234")", R"("ab0123")", R"("xAB0123")",
+        "\"AB\xd9\xa0\xd9\xa1\xd9\xa2\xd9\xa3\""}},
+      {R"({"type": "string", "pattern": "b+c"})",
+       {R"("bc")", R"("a\nbbcd")",
+        "\"\xc3\xa9"
+        "bc\""},
+       {R"("b")", R"("cb")", R"("")"}},
+      {R"({"pattern": "^a|b$"})", {R"("ax")", R"("xb")", R"("a")", R"("b")"}, {R"("xa")", R"("bx")"}},
+      {R"({"pattern": "^(?:cat|(?<n>dog)s?)(-\\w+?)*$"})",
+       {R"("cat")", R"("dogs-x1-y_2")", R"("dog-a")"},
+       {R"("cats")", R"("dog-")", R"("dogs ")"}},
+      {R"({"pattern": "^[^a-z\\]]$"})",
+       {R"("A")", R"("\"")", R"("\\")", R"("\n")", R"("\u0000")", "\"\xe2\x82\xac\"", "\"\xf0\x9f\x98\x80\""},
+       {R"("b")", R"("]")", R"("")", "\"\n\"", "\"\xed\xa0\x80\"", "\"\xc0\x80\"", R"("AA")"}},
+      {R"({"pattern": "^[\\u0400-\\u04ff\\u{1F600}-\\u{1f64f}]{2,3}$"})",
+       {"\"\xd0\x96\xd1\x8f\"", "\"\xd0\x96\xf0\x9f\x98\x80\xd0\x80\"", "\"\xd3\xbf\xf0\x9f\x99\x8f\""},
+       {"\"\xd0\x96\"", "\"\xd4\x80\xd0\x96\"", "\"\xf0\x9f\x99\x90\xd0\x96\"", R"("ab")"}},
+      {R"({"pattern": "^\\S+@\\S+\\.\\w{2,}$"})",
+       {R"("a@b.cd")", R"("x.y@z.w.org")"},
+       {R"("a@b.c")", R"("a @b.cd")"}},
+      {R"({"pattern": "^.\\t\\x41\\/$"})", {R"("q\tA/")", R"("\"\tA/")"}, {R"("\n\tA/")", R"("qtA/")"}},
+      {R"({"pattern": "^(a*)*b{0}(c?){3}$"})", {R"("")", R"("aaac")", R"("ccc")"}, {R"("b")", R"("cccc")"}},
+      {R"({"pattern": "^$"})", {R"("")"}, {R"("a")"}},
+      {R"({"pattern": ""})", {R"("")", R"("abc")"}, {"1"}},
+  });
+}
+
+// Each bound against the values themselves.
+TEST(AnswerForm, AcceptsNumbersWithinBounds) {
+  const std::vector<std::string> texts = {
+      "-1000", "-100.01", "-100", "-99.99", "-12", "-7.5", "-7",  "-1",  "-0.5", "-0.25",  "0",
+      "0.0",   "0.1",     "0.10", "0.25",   "0.3", "0.5",  "1",   "1.0", "1.01", "5",      "7",
+      "7.5",   "9",       "10",   "12",     "19",  "99",   "100", "101", "999",  "1234567"};
+  const std::vector<std::string> bounds = {"-100", "-7.5", "0", "0.25", "7", "9.99", "1e3"};
+  "1", "7", "9.99", "100", "1e3"
+};
+for (const std::string& least : bounds) {
+  for (const std::string& most : bounds) {
+    const double low = std::stod(least), high = std::stod(most);
+    for (int kind = 0; kind < 16 && low < high; ++kind) {
+      const bool has_low = (kind & 1) == 0, has_high = (kind & 2) == 0, is_open = (kind & 4) != 0,
+                 is_integer = (kind & 8) != 0;
+      if (is_integer && std::ceil(low) + 1 > std::floor(high) - 1) continue;
+      std::string schema = is_integer ? R"({"type": "integer")" : R"({"type": "number")";
+      if (has_low) schema += fmt::format(R"(, "{}": {})", is_open ? "exclusiveMinimum" : "minimum", least);
+      if (has_high) schema += fmt::format(R"(, "{}": {})", is_open ? "exclusiveMaximum" : "maximum", most);
+      for (const std::string& text : texts) {
+        const double value = std::stod(text);
+        const bool is_above = !has_low || value > low || (value == low && !is_open);
+        const bool is_below = !has_high || value < high || (value == high && !is_open);
+        const bool has_form = !is_integer || text.find('.') == std::string::npos;
+        EXPECT_EQ(accepts(form_of(schema + "}"), text), is_above && is_below && has_form)
+            << schema << " " << text;
+      }
+    }
+  }
+}
+check_cases(
+    {{R"({"minimum": 0, "exclusiveMaximum": 9223372036854775807})", {"0", "9999999999999999"}, {"-1"}},
+     {R"({"type": "integer", "minimum": -2, "maximum": 0})", {"-2", "-1", "0"}, {"-0", "1", "-3", "00"}},
+     {R"({"minimum": 1, "exclusiveMinimum": 1, "maximum": 2})",
+      {"1.5", "2.000"},
+      {"1", "1.0", "2.1", "01.5"}},
+     {R"({"type": ["integer", "null"], "maximum": 12})", {"12", "-5", "null"}, {"13", "120"}}});
+}
+
 TEST(AnswerForm, NamesWhatIsNotSupported) {
   for (const auto& [schema, says] : std::vector<std::pair<const char*, const char*>>{
-           {R"({"type": "integer", "minimum": 3})", "'minimum' of JSON Schema is not supported"},
-           {R"({"properties": {"a": {"pattern": "x"}}})",
-            "'pattern' of JSON Schema is not supported (at schema.properties.a)"},
-           {R"({"oneOf": []})", "'oneOf'"},
+           {R"({"type": "integer", "multipleOf": 3})", "'multipleOf' of JSON Schema is not supported"},
+           {R"({"properties": {"a": {"not": {}}}})",
+            "'not' of JSON Schema is not supported (at schema.properties.a)"},
+           {R"({"oneOf": []})", "oneOf is not a list of schemas"},
+           {R"({"oneOf": [{}], "minimum": 1})", "'minimum' beside 'oneOf'"},
+           {R"({"enum": ["ab"], "pattern": "a"})", "'pattern' beside 'enum'"},
+           {R"({"minimum": 3, "maximum": 2.5})", "no number is from 3 to 2.5"},
+           {R"({"exclusiveMinimum": true})", "exclusiveMinimum = true is not a number"},
+           {R"({"maximum": 1e-16})", "more than 15 digits behind the point"},
+           {R"({"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2})", "no finite value fits"},
+           {R"({"pattern": 5})", "pattern = 5 is not a text"},
+           {R"({"pattern": "a", "format": "date"})", "'format' beside 'pattern'"},
+           {R"({"pattern": "a", "maxLength": 3})", "'maxLength' beside 'pattern'"},
+           {R"({"pattern": "(?=a)b"})", "looking ahead or behind"},
+           {R"({"pattern": "(?<!a)b"})", "looking ahead or behind"},
+           {R"({"pattern": "(a)\\1"})", "'\\1'"},
+           {R"({"pattern": "\\bword"})", "'\\b' (near character 2) is not supported"},
+           {R"({"pattern": "\\p{L}"})", "'\\p'"},
+           {R"({"pattern": "a(b"})", "a '(' without ')'"},
+           {R"x({"pattern": "ab)"})x", "a ')' without '('"},
+           {R"({"pattern": "a$b"})", "'$' that is not at the end"},
+           {R"({"pattern": "a^b"})", "'^' that is not at the beginning"},
+           {R"x({"pattern": "(a$)"})x", "'$' in a group"},
+           {R"({"pattern": "[z-a]"})", "ends before it begins"},
+           {R"({"pattern": "[a"})", "a '[' without ']'"},
+           {R"({"pattern": "a**"})", "a quantifier without"},
+           {R"({"pattern": "a{2"})", "a '{' that is not"},
+           {R"({"pattern": "((a?){900}){900}"})", "too large"},
+           {R"({"pattern": "^[]$"})", "no finite value fits the schema"},
            {R"({"uniqueItems": true, "type": "array"})", "'uniqueItems'"},
            {R"({"format": "email"})", "format \"email\""},
            {R"({"type": "strin"})", "there is no type"},

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "teratron/generate/grammar/string_formats.h"
+#include "teratron/generate/grammar/string_patterns.h"
 
 namespace teratron {
 
@@ -15,9 +16,29 @@ namespace {
 constexpr std::array annotations = {"title",    "description", "default",    "examples",     "example",
                                     "$schema",  "$id",         "$comment",   "$defs",        "definitions",
                                     "readOnly", "writeOnly",   "deprecated", "discriminator"};
-constexpr std::array keywords = {"type",     "enum",       "const",     "anyOf",  "allOf",
-                                 "$ref",     "properties", "required",  "items",  "minItems",
-                                 "maxItems", "minLength",  "maxLength", "format", "additionalProperties"};
+constexpr std::array least_names = {"minimum", "exclusiveMinimum"},
+                     most_names = {"maximum", "exclusiveMaximum"};
+constexpr std::array keywords = {"type",
+                                 "enum",
+                                 "const",
+                                 "anyOf",
+                                 "oneOf",
+                                 "allOf",
+                                 "$ref",
+                                 "properties",
+                                 "required",
+                                 "additionalProperties",
+                                 "items",
+                                 "minItems",
+                                 "maxItems",
+                                 "minLength",
+                                 "maxLength",
+                                 "pattern",
+                                 "format",
+                                 "minimum",
+                                 "maximum",
+                                 "exclusiveMinimum",
+                                 "exclusiveMaximum"};
 
 template <typename List>
 bool has(const List& list, const std::string& name) {
@@ -70,7 +91,7 @@ void SchemaRules::check_keywords(const Json& schema, const std::string& path) {
     fail(path, fmt::format("'{}' of JSON Schema is not supported", printable(name, 60)), "Leave it out");
   }
   // These are the whole schema where they stand.
-  for (const char* const alone : {"$ref", "anyOf", "allOf"}) {
+  for (const char* const alone : {"$ref", "anyOf", "oneOf", "allOf"}) {
     if (!schema.contains(alone)) continue;
     for (const auto& [name, value] : schema.items()) {
       if (name != alone && has(keywords, name))
@@ -83,7 +104,9 @@ void SchemaRules::check_keywords(const Json& schema, const std::string& path) {
 RuleId SchemaRules::rule_of_object(const Json& schema, const std::string& path) {
   check_keywords(schema, path);
   if (schema.contains("$ref")) return reference(schema["$ref"], path);
-  if (schema.contains("anyOf")) return any_of(schema["anyOf"], path + ".anyOf");
+  for (const char* const keyword : {"anyOf", "oneOf"}) {
+    if (schema.contains(keyword)) return any_of(schema, keyword, path);
+  }
   if (schema.contains("allOf")) {
     const Json& all = schema["allOf"];
     if (!all.is_array() || all.size() != 1)
@@ -119,16 +142,22 @@ RuleId SchemaRules::reference(const Json& target, const std::string& path) {
   return declared;
 }
 
-RuleId SchemaRules::any_of(const Json& schemas, const std::string& path) {
+RuleId SchemaRules::any_of(const Json& schema, const char* keyword, const std::string& path) {
+  const Json& schemas = schema[keyword];
   if (!schemas.is_array() || schemas.empty())
-    return fail(path, "anyOf is not a list of schemas", "List some schemas");
+    return fail(path, fmt::format("{} is not a list of schemas", keyword), "List some schemas");
   std::vector<GrammarSequence> one_of;
   for (size_t i = 0; i < schemas.size(); ++i)
-    one_of.push_back({ByteGrammar::rule(rule(schemas[i], fmt::format("{}[{}]", path, i)))});
+    one_of.push_back({ByteGrammar::rule(rule(schemas[i], fmt::format("{}.{}[{}]", path, keyword, i)))});
   return grammar_.add(std::move(one_of));
 }
 
 RuleId SchemaRules::values(const Json& schema, const std::string& path) {
+  for (const auto& [name, value] : schema.items()) {
+    const bool is_read = name == "type" || name == "enum" || name == "const";
+    if (has(keywords, name) && !is_read)
+      fail(path, fmt::format("'{}' beside 'enum' or 'const' is not supported", name), "Leave it out");
+  }
   std::vector<Json> all;
   if (schema.contains("const")) all.push_back(schema["const"]);
   if (schema.contains("enum")) {
@@ -158,8 +187,11 @@ std::vector<std::string> SchemaRules::types(const Json& schema, const std::strin
     for (const char* const name : {"items", "minItems", "maxItems"}) {
       if (schema.contains(name)) return {"array"};
     }
-    for (const char* const name : {"minLength", "maxLength", "format"}) {
+    for (const char* const name : {"minLength", "maxLength", "pattern", "format"}) {
       if (schema.contains(name)) return {"string"};
+    }
+    for (const auto& names : {least_names, most_names}) {
+      if (schema.contains(names[0]) || schema.contains(names[1])) return {"number"};
     }
     return {};
   }
@@ -182,8 +214,7 @@ std::vector<std::string> SchemaRules::types(const Json& schema, const std::strin
 RuleId SchemaRules::typed(const std::string& type, const Json& schema, const std::string& path) {
   if (type == "null") return json_.one_of({"null"});
   if (type == "boolean") return json_.one_of({"true", "false"});
-  if (type == "integer") return json_.integer();
-  if (type == "number") return json_.number();
+  if (type == "integer" || type == "number") return number(type == "integer", schema, path);
   if (type == "string") return string(schema, path);
   return type == "array" ? array(schema, path) : object(schema, path);
 }
@@ -214,15 +245,71 @@ SchemaRules::Count SchemaRules::count(const Json& schema, const std::pair<const 
 RuleId SchemaRules::string(const Json& schema, const std::string& path) {
   const Count length = count(schema, {"minLength", "maxLength"}, path);
   const Json& format = or_null(schema, "format");
-  if (format.is_null()) return json_.string(length.least, length.most);
+  const char* const alone = schema.contains("pattern") ? "pattern" : "format";
+  if (!schema.contains(alone)) return json_.string(length.least, length.most);
+  for (const char* const name : {"minLength", "maxLength", "format"}) {
+    if (schema.contains(name) && std::string_view(name) != alone)
+      return fail(path, fmt::format("'{}' beside '{}' is not supported", name, alone),
+                  "Leave one of them out");
+  }
+  if (schema.contains("pattern")) return string_matching(schema["pattern"], path);
   const std::optional<RuleId> known =
       format.is_string() ? string_of_format(grammar_, format.get<std::string>()) : std::nullopt;
   if (!known)
     return fail(path, fmt::format("format {} is not supported", printable(text_of(format), 60)),
                 fmt::format("Leave it out, or use {}", string_formats));
-  if (schema.contains("minLength") || schema.contains("maxLength"))
-    return fail(path, "a length beside 'format' is not supported", "Leave one of them out");
   return *known;
+}
+
+RuleId SchemaRules::string_matching(const Json& pattern, const std::string& path) {
+  if (!pattern.is_string())
+    return fail(path, fmt::format("pattern = {} is not a text", printable(text_of(pattern), 60)),
+                "Write a regular expression");
+  try {
+    return string_of_pattern(grammar_, pattern.get<std::string>());
+  } catch (const UnsupportedPattern& problem) {
+    return fail(
+        path,
+        fmt::format("pattern {}: {} is not supported", printable(text_of(pattern), 100), problem.what()),
+        "Change it, or leave the pattern out");
+  }
+}
+
+// The narrower one of an inclusive and an exclusive bound.
+std::optional<NumberBound> SchemaRules::bound(const Json& schema, const std::array<const char*, 2>& names,
+                                              const std::string& path) {
+  std::optional<NumberBound> found;
+  std::optional<double> narrowest;
+  const double sign = names == least_names ? 1 : -1;
+  for (const char* const name : names) {
+    const Json& value = or_null(schema, name);
+    if (value.is_null()) continue;
+    if (!value.is_number()) {
+      fail(path, fmt::format("{} = {} is not a number", name, printable(text_of(value), 40)),
+           "Write a number");
+      continue;
+    }
+    const double here = sign * value.get<double>();
+    if (narrowest && here < *narrowest) continue;
+    narrowest = here;
+    found = {.number = text_of(value), .is_included = name == names[0]};
+  }
+  return found;
+}
+
+RuleId SchemaRules::number(bool is_integer, const Json& schema, const std::string& path) {
+  const NumberRange range{.least = bound(schema, least_names, path),
+                          .most = bound(schema, most_names, path),
+                          .is_integer = is_integer};
+  if (!range.least && !range.most) return is_integer ? json_.integer() : json_.number();
+  if (range.least && range.most && Json::parse(range.least->number) > Json::parse(range.most->number))
+    return fail(path, fmt::format("no number is from {} to {}", range.least->number, range.most->number),
+                "Use a greater maximum");
+  try {
+    return number_between(grammar_, range);
+  } catch (const std::invalid_argument& problem) {
+    return fail(path, fmt::format("a bound has {}", problem.what()), "Round it");
+  }
 }
 
 RuleId SchemaRules::array(const Json& schema, const std::string& path) {

@@ -1,16 +1,20 @@
 // JSON Schema as rules of a grammar: texts of JSON values that a schema describes.
 //
-// Supported: type (one or a list), enum, const, anyOf, allOf of one schema, $ref within the schema (also to
-// itself), and schemas that are true. For objects properties, required, additionalProperties; for arrays
-// items, minItems, maxItems; for strings minLength, maxLength and format (string_formats.h). Titles,
-// descriptions, defaults and examples are left out. Anything else is an error that names it.
+// Supported: type (one or a list), enum, const, anyOf, oneOf (as anyOf: a value may fit several), allOf of one
+// schema, $ref within the schema (also to itself), and schemas that are true. For objects properties,
+// required, additionalProperties; for arrays items, minItems, maxItems; for strings minLength, maxLength, or
+// pattern (string_patterns.h), or format (string_formats.h); for numbers minimum, maximum, exclusiveMinimum,
+// exclusiveMaximum (number_ranges.h). Titles, descriptions, defaults and examples are left out. Anything else
+// is an error that names it.
 //
 // A grammar has fewer texts than the schema. Members come in the order of `properties`; beyond them there are
 // members only where additionalProperties allows them by name, or where no properties are listed. Where a
 // schema has members of one type without naming it, the standard lets other types pass; here they do not.
 #pragma once
 
+#include <array>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +22,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/generate/grammar/json_rules.h"
+#include "teratron/generate/grammar/number_ranges.h"
 
 namespace teratron {
 
@@ -38,13 +43,17 @@ class SchemaRules {
   RuleId rule(const Json& schema, const std::string& path);
   RuleId rule_of_object(const Json& schema, const std::string& path);
   RuleId reference(const Json& schema, const std::string& path);
-  RuleId any_of(const Json& schemas, const std::string& path);
+  RuleId any_of(const Json& schema, const char* keyword, const std::string& path);
   RuleId values(const Json& schema, const std::string& path);
   RuleId typed(const std::string& type, const Json& schema, const std::string& path);
   RuleId object(const Json& schema, const std::string& path);
   RuleId members(const Json& schema, const std::string& path);
   RuleId array(const Json& schema, const std::string& path);
   RuleId string(const Json& schema, const std::string& path);
+  RuleId string_matching(const Json& pattern, const std::string& path);
+  RuleId number(bool is_integer, const Json& schema, const std::string& path);
+  std::optional<NumberBound> bound(const Json& schema, const std::array<const char*, 2>& names,
+                                   const std::string& path);
   std::vector<std::string> types(const Json& schema, const std::string& path);
   Count count(const Json& schema, const std::pair<const char*, const char*>& names, const std::string& path);
   void check_keywords(const Json& schema, const std::string& path);
