@@ -4,6 +4,8 @@
 // numpy.random.RandomState.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <random>
@@ -32,9 +34,17 @@ class NumpyRandom {
   /// Fisher-Yates from the end, in place. `report` is called about every million values.
   template <typename T>
   void shuffle(std::span<T> values, const std::function<void(size_t left)>& report = nullptr) {
-    for (size_t i = values.size(); i-- > 1;) {
-      if (report && i % (size_t{1} << 20) == 0) report(i);
-      std::swap(values[i], values[interval(i)]);
+    constexpr size_t kAhead = 64, kReport = size_t{1} << 20;
+    std::array<size_t, kAhead> drawn;  // ahead of the swaps, so that their values come from memory meanwhile
+    for (size_t left = values.size(); left > 1;) {
+      const size_t count = std::min(kAhead, left - 1);
+      for (size_t i = 0; i < count; ++i) {
+        drawn[i] = interval(left - 1 - i);
+        __builtin_prefetch(&values[drawn[i]], 1);
+      }
+      for (size_t i = 0; i < count; ++i) std::swap(values[left - 1 - i], values[drawn[i]]);
+      if (report && left / kReport != (left - count) / kReport) report(left - count);
+      left -= count;
     }
   }
 
