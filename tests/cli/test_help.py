@@ -14,7 +14,7 @@ INFERENCE = {"generate", "serve", "eval", "logits"}
 
 # Commands whose --help is a page that lists what follows them, without --help-all.
 PAGES = {"", "pretrain", "finetune", "data", "tokenizer", "ckpt"}
-OTHERS = {"generate", "serve", "chat"}
+OTHERS = {"chat"}
 
 
 def help_of(command):

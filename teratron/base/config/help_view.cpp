@@ -128,13 +128,25 @@ std::string short_page(const HelpPage& page, const HelpParts& parts) {
   return text;
 }
 
-// Rows that have the word in a flag or in the text.
-std::string search(const std::vector<Section>& sections, const std::string& word) {
+bool is_word_of(const std::string& word, const std::string& flag) {
+  const std::vector<std::string> words = split(flag, '-');
+  return std::ranges::find(words, word) != words.end();
+}
+
+// Rows that have the word as one of a flag, such as lr in --min-lr, or else anywhere.
+std::string search(const std::vector<Section>& sections, const std::string& typed) {
+  const std::string word = to_lower(typed);
+  const auto has_word = [&](const Row& row) {
+    return std::ranges::any_of(row.flags, [&](const auto& flag) { return is_word_of(word, flag); });
+  };
+  const bool is_name = std::ranges::any_of(
+      sections, [&](const Section& section) { return std::ranges::any_of(section.rows, has_word); });
   std::string text;
   for (const Section& section : sections) {
     Section found{section.title, {}};
     for (const Row& row : section.rows) {
-      if (to_lower(row.text).find(to_lower(word)) != std::string::npos) found.rows.push_back(row);
+      if (is_name ? has_word(row) : to_lower(row.text).find(word) != std::string::npos)
+        found.rows.push_back(row);
     }
     if (!found.rows.empty()) text += (text.empty() ? "" : "\n") + text_of(found);
   }

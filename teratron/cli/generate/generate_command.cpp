@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "teratron/base/config/help_view.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/generate/generate_lines.h"
@@ -14,13 +15,40 @@ namespace teratron {
 
 namespace {
 
-std::string help(const Program& program) {
+HelpPage help(const Program& program) {
   const Field folder =
       reworded("run_dir", "Folder of a run, to whose metrics and report the texts are added");
-  return arguments_help({"teratron generate --load DIR [--prompt TEXT ...] [FLAGS]", program.names},
-                        std::span(&folder, 1)) +
-         "\nModel and tokenizer come from the checkpoint.\nWithout --prompt or --sample-input-file, prompts "
-         "are read from standard input.\n";
+  return {
+      .command = "teratron generate",
+      .full = arguments_help({"teratron generate --load DIR [--prompt TEXT ...] [FLAGS]", program.names},
+                             std::span(&folder, 1)) +
+              "\nModel and tokenizer come from the checkpoint.\nWithout --prompt or --sample-input-file, "
+              "prompts are read from standard input.\n",
+      .main_flags = {"--load",
+                     "--hf",
+                     "--lora",
+                     "--prompt",
+                     "--sample-input-file",
+                     "--sample-output-file",
+                     "--input",
+                     "--output",
+                     "--max-new-tokens",
+                     "--temperature",
+                     "--top-k",
+                     "--top-p",
+                     "--greedy",
+                     "--seed",
+                     "--num-beams",
+                     "--num-return-sequences",
+                     "--stop",
+                     "--tensor-model-parallel-size",
+                     "--pipeline-model-parallel-size",
+                     "--bf16",
+                     "--device",
+                     "--inference-max-requests",
+                     "--run-dir",
+                     "--config-file"},
+      .example = "teratron generate --hf DIR --prompt \"Once upon a time\" --max-new-tokens 64 --top-p 0.9"};
 }
 
 // Rows that a user limits are not raised for another flag.
@@ -71,11 +99,11 @@ ExitCode run_rank(const ParsedArguments& parsed, const Registry& registry, const
 
 int generate_command(std::span<const std::string> args, const Registry& registry) {
   const Program program = inference_program("generate");
-  const ParsedArguments parsed = parse_arguments(program, args, {.architecture = architecture_settings});
-  if (parsed.help) {
-    print_line(help(program));
+  if (asks_for_help(args)) {
+    print_line(help_view(help(program), args));
     return 0;
   }
+  const ParsedArguments parsed = parse_arguments(program, args, {.architecture = architecture_settings});
   check_modes(parsed.args);
   check_rows(parsed.args);
   start_inference(parsed);

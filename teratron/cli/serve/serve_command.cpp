@@ -4,6 +4,7 @@
 #include <malloc.h>
 
 #include "teratron/base/background_log.h"
+#include "teratron/base/config/help_view.h"
 #include "teratron/base/environment.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
@@ -22,12 +23,36 @@ namespace teratron {
 
 namespace {
 
-std::string help(const Program& program) {
-  return arguments_help({"teratron serve (--load DIR | --hf DIR) [--host 127.0.0.1] [--port 5000] [FLAGS]",
-                         program.names}) +
-         "\nModel and tokenizer come from the checkpoint or the Hugging Face folder. --lora NAME=DIR, once "
-         "or "
-         "more,\nserves the model with these adapters under another name beside it.\n";
+HelpPage help(const Program& program) {
+  return {
+      .command = "teratron serve",
+      .full =
+          arguments_help({"teratron serve (--load DIR | --hf DIR) [--host 127.0.0.1] [--port 5000] [FLAGS]",
+                          program.names}) +
+          "\nModel and tokenizer come from the checkpoint or the Hugging Face folder. --lora NAME=DIR, "
+          "once or more,\nserves the model with these adapters under another name beside it.\n",
+      .main_flags = {"--load",
+                     "--hf",
+                     "--lora",
+                     "--ckpt-step",
+                     "--host",
+                     "--port",
+                     "--api-key-file",
+                     "--allow-host",
+                     "--cors-origin",
+                     "--served-model-name",
+                     "--chat-template",
+                     "--max-queued-requests",
+                     "--max-connections",
+                     "--answer-timeout",
+                     "--inference-max-requests",
+                     "--inference-dynamic-batching-buffer-size-gb",
+                     "--tensor-model-parallel-size",
+                     "--pipeline-model-parallel-size",
+                     "--bf16",
+                     "--device",
+                     "--config-file"},
+      .example = "teratron serve --hf DIR --port 5000"};
 }
 
 struct Ports {
@@ -176,13 +201,13 @@ void bound_freed_memory() {
 int serve_command(std::span<const std::string> args, const Registry& registry) {
   bound_freed_memory();
   const Program program = inference_program("serve");
+  if (asks_for_help(args)) {
+    print_line(help_view(help(program), args));
+    return 0;
+  }
   const AdapterFlags flags = take_adapter_flags(args);
   const ParsedArguments parsed =
       parse_arguments(program, flags.others, {.architecture = architecture_settings});
-  if (parsed.help) {
-    print_line(help(program));
-    return 0;
-  }
   log_in_background("GET /metrics counts the requests");
   raise_descriptor_limit();
   start_inference(parsed);

@@ -219,7 +219,12 @@ std::vector<Conversation> parse_conversations(std::string_view line, const std::
     if (auto text = plain_text(value, where)) return {{.chat = {}, .text = std::move(*text), .where = where}};
     return conversations_of(value, where);
   } catch (const UserError& error) {
-    problems.insert(problems.end(), error.problems().begin(), error.problems().end());
+    const size_t first = line.find_first_not_of(" \t\r");
+    const bool is_json = first == line.npos || line[first] == '{' || line[first] == '[';
+    for (Problem each : error.problems()) {
+      if (!is_json) each.fix = "Write texts as lines of {\"text\": \"...\"}";
+      problems.push_back(std::move(each));
+    }
     return {};
   }
 }

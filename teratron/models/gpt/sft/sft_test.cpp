@@ -229,6 +229,13 @@ TEST_F(SftFiles, EveryBadLineIsNamed) {
   EXPECT_NE(all.substr(0, 2), "1:") << "the first line is right";
 }
 
+TEST(Conversations, TextsWithoutJsonAreToldTheirForm) {
+  std::vector<Problem> wrong;
+  EXPECT_TRUE(parse_conversations("Once upon a time", "story.txt:1", wrong).empty());
+  ASSERT_EQ(wrong.size(), 1U);
+  EXPECT_EQ(wrong[0].fix, "Write texts as lines of {\"text\": \"...\"}");
+}
+
 TEST_F(SftFiles, OtherFormsAreTheSameConversation) {
   const auto tokens = [&](const std::string& line) {
     std::vector<Problem> wrong;
