@@ -33,17 +33,18 @@ constexpr std::optional<Dtype> dtype_of(c10::ScalarType type) {
 
 /// In messages: as flags spell precisions, integers as PyTorch does.
 inline const char* spelling_of(c10::ScalarType type) {
-  switch (type) {
-    case c10::kFloat: return "fp32";
-    case c10::kDouble: return "fp64";
-    case c10::kBFloat16: return "bf16";
-    case c10::kHalf: return "fp16";
-    case c10::kLong: return "int64";
-    case c10::kInt: return "int32";
-    case c10::kByte: return "uint8";
-    case c10::kBool: return "bool";
-    default: return c10::toString(type);
+  constexpr std::array<std::pair<c10::ScalarType, const char*>, 8> names = {{{c10::kFloat, "fp32"},
+                                                                             {c10::kDouble, "fp64"},
+                                                                             {c10::kBFloat16, "bf16"},
+                                                                             {c10::kHalf, "fp16"},
+                                                                             {c10::kLong, "int64"},
+                                                                             {c10::kInt, "int32"},
+                                                                             {c10::kByte, "uint8"},
+                                                                             {c10::kBool, "bool"}}};
+  for (const auto& [scalar, name] : names) {
+    if (scalar == type) return name;
   }
+  return c10::toString(type);
 }
 
 /// Nullopt if tensors do not support the type.

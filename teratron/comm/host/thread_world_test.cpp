@@ -43,8 +43,7 @@ TEST(ThreadWorld, NamesMismatchedShapesDtypesAndReductions) {
   const auto ops = fault_over_threads(2, [](World& world, Communicator& group) {
     group.all_reduce(at::ones({3}), world.rank() == 0 ? ReduceOp::max : ReduceOp::avg);
   });
-  EXPECT_NE(ops.find("rank 0: all_reduce(max) fp32 [3]; rank 1: all_reduce(avg) fp32 [3]"),
-            std::string::npos)
+  EXPECT_NE(ops.find("rank 0: all_reduce(max) fp32 [3]; rank 1: all_reduce(avg) fp32 [3]"), std::string::npos)
       << ops;
   const auto roots = fault_over_threads(
       2, [](World& world, Communicator& group) { group.broadcast(at::ones({3}), world.rank()); });

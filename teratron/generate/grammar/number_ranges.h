@@ -17,9 +17,9 @@ struct NumberRange {
   bool is_integer = false;
 };
 
-/// Numbers with up to 16 digits before and 15 behind the point. Bounds with more digits before it do not bind;
-/// such a `least`, or a `most` far below zero, leaves no number (ByteGrammar::keep_finite), as do bounds that
-/// contradict each other. Throws std::invalid_argument for a bound with more than 15 digits behind the point.
+/// Numbers with up to 16 digits before and 15 behind the point. Bounds beyond them do not bind, or leave no
+/// number (ByteGrammar::keep_finite), as do bounds that contradict each other. Throws std::invalid_argument
+/// for a bound with more than 15 digits behind the point.
 RuleId number_between(ByteGrammar& grammar, const NumberRange& range);
 
 }  // namespace teratron

@@ -1,8 +1,8 @@
 // JSON Schema as rules of a grammar: texts of JSON values that a schema describes.
 //
-// Supported: type (one or a list), enum, const, anyOf, oneOf (as anyOf: a value may fit several), allOf of one
-// schema, $ref within the schema (also to itself), and schemas that are true. For objects properties,
-// required, additionalProperties; for arrays items, minItems, maxItems; for strings minLength, maxLength, or
+// Supported: type (one or a list), enum, const, anyOf, oneOf (as anyOf: a value may fit several), allOf of
+// one schema, $ref within the schema (also to itself), and schemas that are true. For objects properties,
+// required, additionalProperties; for arrays items, minItems, maxItems. For strings minLength, maxLength, or
 // pattern (string_patterns.h), or format (string_formats.h); for numbers minimum, maximum, exclusiveMinimum,
 // exclusiveMaximum (number_ranges.h). Titles, descriptions, defaults and examples are left out. Anything else
 // is an error that names it.

@@ -246,7 +246,7 @@ class Parser {
   uint32_t code_point() {
     if (take('{')) {
       const uint32_t code = hexadecimal(6);
-      if (!take('}') || code > unicode::kLastCodePoint) refuse("'\\u{' that is no code point");
+      if (!take('}') || code > unicode::kLastCodePoint) refuse("'\\u{' without a code point");
       return code;
     }
     const uint32_t code = hexadecimal(4);
