@@ -15,6 +15,7 @@
 namespace teratron {
 
 class RotaryEmbedding;  // attention/rope.h
+struct StateRows;       // states/slot_state.h
 
 /// What cross attention attends to.
 struct Memory {
@@ -42,6 +43,8 @@ struct LayerContext {
   PackedRows packed;                 // see AttentionRequest
   ContextParallel context_parallel;  // S counts the tokens of this rank; segments are in the cut
   std::shared_ptr<const GenerationBatch> generation = nullptr;  // null: the layers have no states
+  /// Shared by all layers for this micro-batch, computed by slot_rows(). Null: each layer computes them.
+  std::shared_ptr<StateRows> state_rows = nullptr;
   Memory memory;
   /// [N, 2 L - 1] biases of self-attention for the distances -(L - 1), ..., L - 1, L at least the number of
   /// keys (attention/relative_position.h); undefined: none.

@@ -110,16 +110,15 @@ DeltaGradients delta_backward(const at::Tensor& dy_SB, const at::Tensor& drule, 
           .drule = rule.dstate_BNKV};
 }
 
-at::Tensor delta_step(const at::Tensor& qkvzba_R, const DeltaTables& tables, const DeltaWeights& weights,
+at::Tensor delta_step(const at::Tensor& qkvzba_R, const StateTables& tables, const DeltaWeights& weights,
                       const DeltaOptions& options) {
   if (delta::fused_delta_step_supports(qkvzba_R, tables, weights, options))
     return delta::fused_delta_step(qkvzba_R, tables, weights, options);
-  const DeltaOutput out = delta_forward({.qkvzba_SB = qkvzba_R.unsqueeze(0),
-                                         .before = {mamba::rows_before(tables.conv, tables.from_R),
-                                                    mamba::rows_before(tables.rule, tables.from_R)}},
-                                        weights, options);
-  tables.conv.index_copy_(0, tables.to_R, out.after.conv.to(tables.conv.scalar_type()));
-  tables.rule.index_copy_(0, tables.to_R, out.after.rule.to(tables.rule.scalar_type()));
+  const auto& [conv, rule, rows] = tables;
+  const DeltaOutput out = delta_forward(
+      {.qkvzba_SB = qkvzba_R.unsqueeze(0), .before = {rows.read(conv), rows.read(rule)}}, weights, options);
+  rows.write(conv, out.after.conv);
+  rows.write(rule, out.after.rule);
   return out.y_SB.squeeze(0);
 }
 

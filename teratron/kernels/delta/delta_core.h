@@ -19,7 +19,7 @@
 
 #include <cstdint>
 
-#include <ATen/core/Tensor.h>
+#include "teratron/kernels/common/state_rows.h"
 
 namespace teratron {
 
@@ -76,14 +76,9 @@ struct DeltaGradients {
 DeltaGradients delta_backward(const at::Tensor& dy_SB, const at::Tensor& drule, const DeltaInput& input,
                               const DeltaWeights& weights, const DeltaOptions& options);
 
-/// States of many sequences, as MambaTables.
-struct DeltaTables {
-  at::Tensor conv;          // [slots, W - 1, channels]
-  at::Tensor rule;          // [slots, N, K, V]
-  at::Tensor from_R, to_R;  // i64
-};
-/// One token of each of R sequences, on the tables in place: qkvzba [R, width] -> y [R, N V].
-at::Tensor delta_step(const at::Tensor& qkvzba_R, const DeltaTables& tables, const DeltaWeights& weights,
+/// One token of each of R sequences, on tables of states in place: qkvzba [R, width] -> y [R, N V].
+/// Recurrent: [rows, N, K, V].
+at::Tensor delta_step(const at::Tensor& qkvzba_R, const StateTables& tables, const DeltaWeights& weights,
                       const DeltaOptions& options);
 
 }  // namespace teratron

@@ -137,18 +137,45 @@ TEST_F(Gpu, DeltaStepsInPlace) {
     const FusedDeltaProblem device = mapped(p, [](const at::Tensor& x) { return gpu(x); }),
                             p64 = mapped(p, [](const at::Tensor& x) { return f64(x); });
     const auto ids = [](std::vector<int64_t> x) { return gpu(at::tensor(x, at::kLong)); };
-    const DeltaTables tables{.conv = gpu(randn({6, 3, o.channels()}, at::kBFloat16)),
-                             .rule = gpu(randn({6, o.value_heads, o.key_dim, o.value_dim})),
-                             .from_R = ids({5, -1, 2}),
-                             .to_R = ids({0, 1, 3})};
-    const DeltaTables wide{f64(tables.conv.cpu()), f64(tables.rule.cpu()), tables.from_R.cpu(),
-                           tables.to_R.cpu()};
+    const StateTables tables{.conv = gpu(randn({6, 3, o.channels()}, at::kBFloat16)),
+                             .recurrent = gpu(randn({6, o.value_heads, o.key_dim, o.value_dim})),
+                             .rows = {ids({5, -1, 2}), ids({0, 1, 3})}};
+    const StateTables wide{f64(tables.conv.cpu()),
+                           f64(tables.recurrent.cpu()),
+                           {tables.rows.from_R.cpu(), tables.rows.to_R.cpu()}};
     const at::Tensor y = delta_step(device.input.qkvzba_SB[0], tables, device.weights, o);
     const at::Tensor expected = delta_step(p64.input.qkvzba_SB[0], wide, p64.weights, o);
     expect_near(y, expected, 5e-3, "y");
-    expect_near(tables.rule, wide.rule, 1e-5, "rule");
+    expect_near(tables.recurrent, wide.recurrent, 1e-5, "rule");
     expect_near(tables.conv, wide.conv, 1e-12, "conv");
   }
+}
+
+TEST_F(Gpu, DeltaReadsWeightsOfF32) {
+  at::manual_seed(2);
+  const DeltaOptions o = options_of(2, 4, 64, 128);
+  const FusedDeltaProblem p = mapped(FusedDeltaProblem({.options = o, .tokens = 130, .batch = 2}),
+                                     [](const at::Tensor& x) { return gpu(x); });
+  DeltaWeights wide = p.weights;
+  for (at::Tensor* weight : {&wide.conv_weight, &wide.dt_bias, &wide.A_log, &wide.norm_weight})
+    *weight = weight->to(at::kFloat);
+  const auto forward = [&](const DeltaWeights& weights) {
+    return delta_forward(p.input, weights, o).y_SB.cpu();
+  };
+  EXPECT_TRUE(same_bits(forward(wide), forward(p.weights)));
+  const auto backward = [&](const DeltaWeights& weights) {
+    return delta_backward(p.dy, p.drule, p.input, weights, o).dqkvzba_SB.cpu();
+  };
+  EXPECT_TRUE(same_bits(backward(wide), backward(p.weights)));
+  const auto step = [&](const DeltaWeights& weights) {
+    const at::TensorOptions rows = p.input.qkvzba_SB.options();
+    const StateTables tables{
+        .conv = at::ones({2, 3, o.channels()}, rows),
+        .recurrent = at::ones({2, o.value_heads, o.key_dim, o.value_dim}, rows.dtype(at::kFloat)),
+        .rows = {at::zeros({1}, rows.dtype(at::kLong)), at::ones({1}, rows.dtype(at::kLong))}};
+    return delta_step(p.input.qkvzba_SB[0].narrow(0, 0, 1), tables, weights, o).cpu();
+  };
+  EXPECT_TRUE(same_bits(step(wide), step(p.weights)));
 }
 
 TEST_F(Gpu, DeltaWithSignedStates) {

@@ -3,6 +3,7 @@
 // Bytes: the columns b and a once; four values in f32 are written once.
 #include "teratron/kernels/delta/launchers.h"
 #include "teratron/kernels/mamba/scan_tokens.cuh"
+#include "teratron/kernels/mamba/weight_at.cuh"
 
 namespace teratron::cuda {
 namespace {
@@ -16,7 +17,8 @@ __global__ void __launch_bounds__(threads)
   const int chunk = blockIdx.x, head0 = blockIdx.y * heads_per_block, batch = blockIdx.z;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   if (head0 + lane < shape.heads) {
-    const float bias = args.dt_bias[head0 + lane], rate = expf(args.A_log[head0 + lane]);
+    const float bias = weight_at<T>(args.dt_bias, head0 + lane),
+                rate = expf(weight_at<T>(args.A_log, head0 + lane));
     for (int t = warp; t < scan_chunk; t += warps) {
       const int token = chunk * scan_chunk + t;
       float beta = 0.0f, g = 0.0f;

@@ -3,6 +3,7 @@
 
 #include "teratron/kernels/delta/delta_tile.cuh"
 #include "teratron/kernels/mamba/scan_tokens.cuh"
+#include "teratron/kernels/mamba/weight_at.cuh"
 
 namespace teratron::cuda {
 
@@ -50,7 +51,8 @@ __device__ void delta_differentiate_gates(const ScanTokens& tokens, const DeltaB
   if (lane == 31) dgamma[1] += written + tokens.start[at + 1] * kept;
   const float2 both = suffix_sums(make_float2(dgamma[0], dgamma[1]));
   const float dg[2] = {both.x, both.y};
-  const float rate = expf(args.gates.A_log[head]), bias = args.gates.dt_bias[head];
+  const float rate = expf(weight_at<T>(args.gates.A_log, head)),
+              bias = weight_at<T>(args.gates.dt_bias, head);
   float da_sum = 0.0f, dlog_sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {

@@ -50,8 +50,9 @@ __global__ void __launch_bounds__(threads) delta_step_kernel(DeltaStep step) {
     return widen(static_cast<const T*>(rows.data)[place.row * rows.stride + place.head]);
   };
   const float beta = step.gates.beta_scale / (1.0f + expf(-column(step.gates.b)));
-  const float decay = expf(-expf(step.gates.A_log[place.head]) *
-                           softplus(column(step.gates.a) + step.gates.dt_bias[place.head]));
+  const float rate = expf(weight_at<T>(step.gates.A_log, place.head));
+  const float decay =
+      expf(-rate * softplus(column(step.gates.a) + weight_at<T>(step.gates.dt_bias, place.head)));
   const int64_t size = int64_t{shape.state} * shape.head_dim;
   const float* const from = step.states + (place.from * shape.heads + place.head) * size + value;
   float* const to = step.states + (place.to * shape.heads + place.head) * size + value;

@@ -13,6 +13,8 @@ using mamba::as_wide;
 using mamba::float_or_null;
 using mamba::FusedConv;
 using mamba::FusedGatedNorm;
+using mamba::readable_weights;
+using mamba::weight_vector;
 
 namespace {
 
@@ -33,7 +35,7 @@ FusedGatedNorm norm_of(const DeltaOptions& options, const at::Tensor& rows, cons
           .y = y,
           .z = {static_cast<const char*>(address(rows)) + options.channels() * rows.element_size(),
                 rows.size(-1)},
-          .weight = as_wide(weight).contiguous(),
+          .weight = readable_weights(weight, rows.scalar_type()),
           .stream = current_stream(rows)};
 }
 
@@ -70,8 +72,8 @@ class FusedRule {
     const int64_t b = options_.channels() + options_.values();
     return {.b = columns_of(rows, b),
             .a = columns_of(rows, b + options_.value_heads),
-            .dt_bias = dt_bias_.const_data_ptr<float>(),
-            .A_log = A_log_.const_data_ptr<float>(),
+            .dt_bias = weight_vector(dt_bias_),
+            .A_log = weight_vector(A_log_),
             .beta_scale = static_cast<float>(options_.beta_scale),
             .document = document_.defined() ? document_.const_data_ptr<int64_t>() : nullptr};
   }
@@ -105,8 +107,8 @@ FusedRule::FusedRule(const DeltaInput& input, const DeltaWeights& weights, const
       document_(input.document_SB.defined() ? input.document_SB.contiguous() : at::Tensor()),
       initial_(input.before.rule.defined() ? as_wide(input.before.rule).contiguous() : at::Tensor()),
       stream_(current_stream(rows_)),
-      dt_bias_(as_wide(weights.dt_bias).contiguous()),
-      A_log_(as_wide(weights.A_log).contiguous()),
+      dt_bias_(readable_weights(weights.dt_bias, rows_.scalar_type())),
+      A_log_(readable_weights(weights.A_log, rows_.scalar_type())),
       conv_(rows_.narrow(2, 0, options.channels()), input.before.conv, document_,
             {weights.conv_weight, at::Tensor()}) {
   const int64_t chunks = (rows_.size(0) + cuda::scan_chunk - 1) / cuda::scan_chunk;
@@ -214,19 +216,20 @@ DeltaGradients fused_delta_backward(const at::Tensor& dy_SB, const at::Tensor& d
   return result;
 }
 
-bool fused_delta_step_supports(const at::Tensor& qkvzba_R, const DeltaTables& tables,
+bool fused_delta_step_supports(const at::Tensor& qkvzba_R, const StateTables& tables,
                                const DeltaWeights& weights, const DeltaOptions& options) {
   return fused_delta_supports({.qkvzba_SB = qkvzba_R.unsqueeze(0)}, weights, options) &&
-         tables.conv.scalar_type() == qkvzba_R.scalar_type() && tables.rule.scalar_type() == at::kFloat &&
-         tables.conv.is_contiguous() && tables.rule.is_contiguous();
+         tables.conv.scalar_type() == qkvzba_R.scalar_type() &&
+         tables.recurrent.scalar_type() == at::kFloat && tables.conv.is_contiguous() &&
+         tables.recurrent.is_contiguous();
 }
 
-at::Tensor fused_delta_step(const at::Tensor& qkvzba_R, const DeltaTables& tables,
+at::Tensor fused_delta_step(const at::Tensor& qkvzba_R, const StateTables& tables,
                             const DeltaWeights& weights, const DeltaOptions& options) {
   const at::Tensor rows = qkvzba_R.contiguous();
-  const FusedConv::Weights conv{as_wide(weights.conv_weight).contiguous(), at::Tensor()};
-  const at::Tensor dt_bias = as_wide(weights.dt_bias).contiguous(),
-                   A_log = as_wide(weights.A_log).contiguous();
+  const FusedConv::Weights conv{readable_weights(weights.conv_weight, rows.scalar_type()), at::Tensor()};
+  const at::Tensor dt_bias = readable_weights(weights.dt_bias, rows.scalar_type()),
+                   A_log = readable_weights(weights.A_log, rows.scalar_type());
   const at::Tensor y = at::empty({rows.size(0), options.values()}, rows.options());
   const DeviceStream stream = current_stream(rows);
   const auto columns = [&](int64_t first) {
@@ -240,14 +243,13 @@ at::Tensor fused_delta_step(const at::Tensor& qkvzba_R, const DeltaTables& table
                               .state = static_cast<int>(options.key_dim),
                               .dtype = dtype_of(rows)};
   cuda::delta_step({.shape = shape,
-                    .conv = mamba::conv_step(rows.narrow(1, 0, options.channels()),
-                                             {tables.conv, tables.from_R, tables.to_R}, conv),
+                    .conv = mamba::conv_step(rows.narrow(1, 0, options.channels()), tables, conv),
                     .gates = {.b = columns(b),
                               .a = columns(b + options.value_heads),
-                              .dt_bias = dt_bias.const_data_ptr<float>(),
-                              .A_log = A_log.const_data_ptr<float>(),
+                              .dt_bias = weight_vector(dt_bias),
+                              .A_log = weight_vector(A_log),
                               .beta_scale = static_cast<float>(options.beta_scale)},
-                    .states = tables.rule.mutable_data_ptr<float>(),
+                    .states = tables.recurrent.mutable_data_ptr<float>(),
                     .y = address(y)},
                    stream);
   return norm_of(options, rows, y, weights.norm_weight).forward();

@@ -17,9 +17,9 @@ DeltaGradients fused_delta_backward(const at::Tensor& dy_SB, const at::Tensor& d
                                     const DeltaWeights& weights, const DeltaOptions& options);
 
 /// Whether the tables are in the dtype of the input, and in f32.
-bool fused_delta_step_supports(const at::Tensor& qkvzba_R, const DeltaTables& tables,
+bool fused_delta_step_supports(const at::Tensor& qkvzba_R, const StateTables& tables,
                                const DeltaWeights& weights, const DeltaOptions& options);
-at::Tensor fused_delta_step(const at::Tensor& qkvzba_R, const DeltaTables& tables,
+at::Tensor fused_delta_step(const at::Tensor& qkvzba_R, const StateTables& tables,
                             const DeltaWeights& weights, const DeltaOptions& options);
 
 }  // namespace teratron::delta

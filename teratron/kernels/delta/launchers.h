@@ -12,7 +12,7 @@ namespace teratron::cuda {
 
 struct DeltaGateArgs {
   TokenRows b, a;  // [S, B, N]
-  const float *dt_bias, *A_log;
+  WeightVector dt_bias, A_log;
   float beta_scale;
   const int64_t* document;
 };

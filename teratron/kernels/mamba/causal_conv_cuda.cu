@@ -2,8 +2,7 @@
 // the last inputs in registers.
 // Bytes: forward reads x and writes y once; backward reads x and dy and writes dx once, beside the W - 1
 // tokens after each run.
-#include "teratron/kernels/common/device.cuh"
-#include "teratron/kernels/mamba/launchers.h"
+#include "teratron/kernels/mamba/weight_at.cuh"
 
 namespace teratron::cuda {
 namespace {
@@ -46,8 +45,8 @@ struct ConvWindow {
 #pragma unroll
     for (int i = 0; i < pack; ++i) {
 #pragma unroll
-      for (int k = 0; k < W; ++k) weight[k][i] = conv.weight[(channel + i) * W + k];
-      bias[i] = conv.bias == nullptr ? 0.0f : conv.bias[channel + i];
+      for (int k = 0; k < W; ++k) weight[k][i] = weight_at<T>(conv.weight, (channel + i) * W + k);
+      bias[i] = weight_at<T>(conv.bias, channel + i, 0.0f);
     }
 #pragma unroll
     for (int k = 1; k < W; ++k) load_input(place.first - k, k - 1);

@@ -29,7 +29,7 @@ FusedGatedNorm norm_of(const MambaOptions& options, const at::Tensor& rows, cons
                     .eps = static_cast<float>(options.norm_eps)},
           .y = y,
           .z = {address(rows), rows.size(-1)},
-          .weight = weight.defined() ? as_wide(weight).contiguous() : at::Tensor(),
+          .weight = readable_weights(weight, rows.scalar_type()),
           .stream = current_stream(rows)};
 }
 
@@ -216,21 +216,21 @@ MambaGradients fused_mamba_backward(const at::Tensor& dy_SB, const at::Tensor& d
   return result;
 }
 
-bool fused_mamba_step_supports(const at::Tensor& zxbcdt_R, const MambaTables& tables,
+bool fused_mamba_step_supports(const at::Tensor& zxbcdt_R, const StateTables& tables,
                                const MambaWeights& weights, const MambaOptions& options) {
   const MambaInput input{.zxbcdt_SB = zxbcdt_R.unsqueeze(0)};
   return fused_mamba_supports(input, weights, options) && options.gate != MambaGate::none &&
-         tables.conv.scalar_type() == zxbcdt_R.scalar_type() && tables.ssm.scalar_type() == at::kFloat &&
-         tables.conv.is_contiguous() && tables.ssm.is_contiguous();
+         tables.conv.scalar_type() == zxbcdt_R.scalar_type() &&
+         tables.recurrent.scalar_type() == at::kFloat && tables.conv.is_contiguous() &&
+         tables.recurrent.is_contiguous();
 }
 
-at::Tensor fused_mamba_step(const at::Tensor& zxbcdt_R, const MambaTables& tables,
+at::Tensor fused_mamba_step(const at::Tensor& zxbcdt_R, const StateTables& tables,
                             const MambaWeights& weights, const MambaOptions& options) {
   const at::Tensor rows = zxbcdt_R.contiguous(), x = rows.narrow(1, options.inner(), options.channels()),
                    raw = rows.narrow(1, options.inner() + options.channels(), options.heads);
-  const FusedConv::Weights conv{
-      as_wide(weights.conv_weight).contiguous(),
-      weights.conv_bias.defined() ? as_wide(weights.conv_bias).contiguous() : at::Tensor()};
+  const FusedConv::Weights conv{readable_weights(weights.conv_weight, rows.scalar_type()),
+                                readable_weights(weights.conv_bias, rows.scalar_type())};
   const at::Tensor dt_bias = weights.dt_bias.contiguous(), A_log = weights.A_log.contiguous(),
                    D = weights.D.contiguous();
   const at::Tensor y = at::empty({rows.size(0), options.inner()}, rows.options());
@@ -241,14 +241,14 @@ at::Tensor fused_mamba_step(const at::Tensor& zxbcdt_R, const MambaTables& table
                               .state = static_cast<int>(options.state),
                               .dtype = dtype_of(rows)};
   cuda::scan_step({.shape = shape,
-                   .conv = conv_step(x, {tables.conv, tables.from_R, tables.to_R}, conv),
+                   .conv = conv_step(x, tables, conv),
                    .raw = {address(raw), raw.stride(0)},
                    .dt_bias = dt_bias.const_data_ptr<float>(),
                    .A_log = A_log.const_data_ptr<float>(),
                    .D = D.const_data_ptr<float>(),
                    .least = static_cast<float>(options.time_step_min),
                    .most = static_cast<float>(options.time_step_max),
-                   .states = tables.ssm.mutable_data_ptr<float>(),
+                   .states = tables.recurrent.mutable_data_ptr<float>(),
                    .y = address(y)},
                   stream);
   return norm_of(options, rows, y, weights.norm_weight).forward();

@@ -17,9 +17,9 @@ MambaGradients fused_mamba_backward(const at::Tensor& dy_SB, const at::Tensor& d
                                     const MambaWeights& weights, const MambaOptions& options);
 
 /// Whether the tables are in the dtype of the input, and in f32.
-bool fused_mamba_step_supports(const at::Tensor& zxbcdt_R, const MambaTables& tables,
+bool fused_mamba_step_supports(const at::Tensor& zxbcdt_R, const StateTables& tables,
                                const MambaWeights& weights, const MambaOptions& options);
-at::Tensor fused_mamba_step(const at::Tensor& zxbcdt_R, const MambaTables& tables,
+at::Tensor fused_mamba_step(const at::Tensor& zxbcdt_R, const StateTables& tables,
                             const MambaWeights& weights, const MambaOptions& options);
 
 }  // namespace teratron::mamba

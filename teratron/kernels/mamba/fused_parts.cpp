@@ -11,6 +11,16 @@ const float* float_or_null(const at::Tensor& x) {
   return x.defined() ? x.const_data_ptr<float>() : nullptr;
 }
 
+at::Tensor readable_weights(const at::Tensor& weights, at::ScalarType rows) {
+  if (!weights.defined()) return weights;
+  const bool same = weights.scalar_type() == rows || weights.scalar_type() == at::kFloat;
+  return (same ? weights : as_wide(weights)).contiguous();
+}
+
+cuda::WeightVector weight_vector(const at::Tensor& readable) {
+  return {address(readable), readable.defined() && readable.scalar_type() == at::kFloat};
+}
+
 bool FusedConv::supports(const at::Tensor& weight) {
   return weight.size(0) % 4 == 0 && weight.size(2) >= 2 && weight.size(2) <= cuda::max_conv_width;
 }
@@ -20,8 +30,8 @@ FusedConv::FusedConv(const at::Tensor& x, const at::Tensor& before, const at::Te
     : x_(x),
       before_(before.defined() ? before.to(x.scalar_type()).contiguous() : before),
       document_(document),
-      weight_(as_wide(weights.weight).squeeze(1).contiguous()),
-      bias_(weights.bias.defined() ? as_wide(weights.bias).contiguous() : weights.bias) {}
+      weight_(readable_weights(weights.weight.squeeze(1), x.scalar_type())),
+      bias_(readable_weights(weights.bias, x.scalar_type())) {}
 
 cuda::CausalConv FusedConv::describe() const {
   return {.batch = static_cast<int>(x_.size(1)),
@@ -32,8 +42,8 @@ cuda::CausalConv FusedConv::describe() const {
           .x = {address(x_), x_.stride(1)},
           .before = address(before_),
           .document = document_.defined() ? document_.const_data_ptr<int64_t>() : nullptr,
-          .weight = weight_.const_data_ptr<float>(),
-          .bias = float_or_null(bias_)};
+          .weight = weight_vector(weight_),
+          .bias = weight_vector(bias_)};
 }
 
 at::Tensor FusedConv::forward(DeviceStream stream) const {
@@ -63,21 +73,21 @@ FusedConv::Gradients FusedConv::backward(const at::Tensor& dy, const at::Tensor&
   return {sum.narrow(0, 0, width).t().contiguous(), bias_.defined() ? sum[width] : at::Tensor()};
 }
 
-cuda::ConvStep conv_step(const at::Tensor& x, const StepTables& tables, const FusedConv::Weights& weights) {
+cuda::ConvStep conv_step(const at::Tensor& x, const StateTables& tables, const FusedConv::Weights& weights) {
   return {.rows = static_cast<int>(x.size(0)),
           .channels = static_cast<int>(x.size(1)),
           .width = static_cast<int>(weights.weight.size(2)),
           .x = {address(x), x.stride(0)},
           .inputs = address(tables.conv),
-          .weight = weights.weight.const_data_ptr<float>(),
-          .bias = float_or_null(weights.bias),
-          .from = tables.from_R.const_data_ptr<int64_t>(),
-          .to = tables.to_R.const_data_ptr<int64_t>()};
+          .weight = weight_vector(weights.weight),
+          .bias = weight_vector(weights.bias),
+          .from = tables.rows.from_R.const_data_ptr<int64_t>(),
+          .to = tables.rows.to_R.const_data_ptr<int64_t>()};
 }
 
 at::Tensor FusedGatedNorm::forward() const {
   const at::Tensor out = at::empty_like(y);
-  cuda::gated_norm(shape, {address(y), z, float_or_null(weight)}, address(out), stream);
+  cuda::gated_norm(shape, {address(y), z, weight_vector(weight)}, address(out), stream);
   return out;
 }
 
@@ -88,7 +98,7 @@ FusedGatedNorm::Gradients FusedGatedNorm::backward(const at::Tensor& dout, const
     sums = at::empty({cuda::gated_norm_gradient_rows(shape), shape.groups, shape.width},
                      y.options().dtype(at::kFloat));
   }
-  cuda::gated_norm_backward(shape, {address(y), z, float_or_null(weight)},
+  cuda::gated_norm_backward(shape, {address(y), z, weight_vector(weight)},
                             {.dout = address(dout),
                              .dy = address(dy),
                              .dz = dz,

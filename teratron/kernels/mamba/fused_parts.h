@@ -2,8 +2,7 @@
 // kernels.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
+#include "teratron/kernels/common/state_rows.h"
 #include "teratron/kernels/common/stream.h"
 #include "teratron/kernels/mamba/launchers.h"
 
@@ -11,6 +10,12 @@ namespace teratron::mamba {
 
 /// Null for an undefined tensor.
 const float* float_or_null(const at::Tensor& x);
+
+/// Weights as kernels of rows of this dtype read them: as they are if they are of that dtype or of f32.
+/// Undefined stays so.
+at::Tensor readable_weights(const at::Tensor& weights, at::ScalarType rows);
+/// What readable_weights() returned, which must be kept.
+cuda::WeightVector weight_vector(const at::Tensor& readable);
 
 /// The causal depthwise convolution, with silu.
 class FusedConv {
@@ -41,18 +46,14 @@ class FusedConv {
   at::Tensor x_, before_, document_, weight_, bias_;
 };
 
-/// Tables of states: see MambaTables.
-struct StepTables {
-  const at::Tensor &conv, &from_R, &to_R;
-};
-/// x [R, C], a view of rows; weights in f32.
-cuda::ConvStep conv_step(const at::Tensor& x, const StepTables& tables, const FusedConv::Weights& weights);
+/// x [R, C], a view of rows; readable weights.
+cuda::ConvStep conv_step(const at::Tensor& x, const StateTables& tables, const FusedConv::Weights& weights);
 
 struct FusedGatedNorm {
   cuda::GatedNormShape shape;
   at::Tensor y;  // [S, B, groups * width]
   cuda::TokenRows z;
-  at::Tensor weight;  // f32; undefined without a norm
+  at::Tensor weight;  // readable; undefined without a norm
   DeviceStream stream;
 
   at::Tensor forward() const;

@@ -1,8 +1,7 @@
 // The gate and the RMS norm of each group (launchers.h). A team of threads has a row's group, each thread up
 // to four packs of eight channels in registers.
 // Bytes: every tensor once; the weight's gradient is summed in registers, a row of sums for each team.
-#include "teratron/kernels/common/device.cuh"
-#include "teratron/kernels/mamba/launchers.h"
+#include "teratron/kernels/mamba/weight_at.cuh"
 
 namespace teratron::cuda {
 namespace {
@@ -31,13 +30,13 @@ struct NormRow {
   const int threads, member, group;  // of the team
   float* const shared;
 
-  __device__ void load_weight(const float* weight, float (&w)[K][V]) const {
+  __device__ void load_weight(const WeightVector& weight, float (&w)[K][V]) const {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         const int at = shape.shared_weight ? column(k) + i : group * shape.width + column(k) + i;
-        w[k][i] = weight == nullptr || !has(k) ? 1.0f : weight[at];
+        w[k][i] = has(k) ? weight_at<T>(weight, at, 1.0f) : 1.0f;
       }
     }
   }

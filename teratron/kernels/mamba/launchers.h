@@ -20,6 +20,12 @@ struct TokenRows {
   int64_t stride;
 };
 
+/// Weights in T, or in f32.
+struct WeightVector {
+  const void* data;  // null: there are none
+  bool wide;         // f32
+};
+
 // --- Causal depthwise convolution, then silu ---
 
 inline constexpr int max_conv_width = 4;
@@ -30,8 +36,8 @@ struct CausalConv {
   TokenRows x;
   const void* before;       // [B, W - 1, C]: the inputs before the first token
   const int64_t* document;  // [S, B], equal for tokens of one document
-  const float* weight;      // [C, W]
-  const float* bias;        // [C]
+  WeightVector weight;      // [C, W]
+  WeightVector bias;        // [C]
 };
 /// y [S, B, C].
 TERATRON_LAUNCHER(void, causal_conv, const CausalConv& conv, void* y, CUstream_st* stream);
@@ -125,7 +131,7 @@ struct ConvStep {
   int rows, channels, width;
   TokenRows x;   // [R, C]
   void* inputs;  // T [slots, W - 1, C]
-  const float *weight, *bias;
+  WeightVector weight, bias;
   const int64_t *from, *to;
 };
 struct ScanStep {
@@ -156,7 +162,7 @@ struct GatedNormShape {
 struct GatedNormArgs {
   const void* y;  // [rows, groups, width]
   TokenRows z;
-  const float* weight;  // null without a norm
+  WeightVector weight;  // none without a norm
 };
 TERATRON_LAUNCHER(void, gated_norm, const GatedNormShape& shape, const GatedNormArgs& args, void* out,
                   CUstream_st* stream);

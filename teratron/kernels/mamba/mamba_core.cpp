@@ -192,14 +192,15 @@ MambaOutput mamba_step(const at::Tensor& zxbcdt_R, const MambaStates& before, co
           {core.conv.after(), state.flatten(1, 2)}};
 }
 
-at::Tensor mamba_step(const at::Tensor& zxbcdt_R, const MambaTables& tables, const MambaWeights& weights,
+at::Tensor mamba_step(const at::Tensor& zxbcdt_R, const StateTables& tables, const MambaWeights& weights,
                       const MambaOptions& options) {
   if (fused_mamba_step_supports(zxbcdt_R, tables, weights, options))
     return fused_mamba_step(zxbcdt_R, tables, weights, options);
-  const MambaStates before{rows_before(tables.conv, tables.from_R), rows_before(tables.ssm, tables.from_R)};
+  const auto& [conv, ssm, rows] = tables;
+  const MambaStates before{rows.read(conv), rows.read(ssm)};
   const MambaOutput out = mamba_step(zxbcdt_R, before, weights, options);
-  tables.conv.index_copy_(0, tables.to_R, out.after.conv.to(tables.conv.scalar_type()));
-  tables.ssm.index_copy_(0, tables.to_R, out.after.ssm.to(tables.ssm.scalar_type()));
+  rows.write(conv, out.after.conv);
+  rows.write(ssm, out.after.ssm);
   return out.y_SB;
 }
 

@@ -20,7 +20,7 @@
 
 #include <limits>
 
-#include <ATen/core/Tensor.h>
+#include "teratron/kernels/common/state_rows.h"
 
 namespace teratron {
 
@@ -102,15 +102,8 @@ MambaNormGradients mamba_gated_norm_backward(const at::Tensor& dout_SB, const at
 MambaOutput mamba_step(const at::Tensor& zxbcdt_R, const MambaStates& before, const MambaWeights& weights,
                        const MambaOptions& options);
 
-/// States of many sequences: the one before row r of a step at row from_R[r], none where that is below 0, the
-/// one after it at row to_R[r], another one.
-struct MambaTables {
-  at::Tensor conv;          // [slots, W - 1, channels]
-  at::Tensor ssm;           // [slots, H, P, N]
-  at::Tensor from_R, to_R;  // i64
-};
-/// mamba_step() on the tables, in place: zxbcdt [R, width] -> y [R, d].
-at::Tensor mamba_step(const at::Tensor& zxbcdt_R, const MambaTables& tables, const MambaWeights& weights,
+/// mamba_step() on tables of states, in place: zxbcdt [R, width] -> y [R, d]. Recurrent: [rows, H, P, N].
+at::Tensor mamba_step(const at::Tensor& zxbcdt_R, const StateTables& tables, const MambaWeights& weights,
                       const MambaOptions& options);
 
 }  // namespace teratron

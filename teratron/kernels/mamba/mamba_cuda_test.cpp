@@ -166,17 +166,17 @@ TEST_F(Gpu, MambaStepsInPlace) {
     at::manual_seed(1);
     const FusedMambaProblem p({.options = o, .tokens = 1, .batch = 3}), device = on_gpu(p);
     const auto ids = [](std::vector<int64_t> x) { return gpu(at::tensor(x, at::kLong)); };
-    const MambaTables tables{.conv = gpu(randn({6, 3, o.channels()}, at::kBFloat16)),
-                             .ssm = gpu(randn({6, o.heads, o.head_dim, o.state})),
-                             .from_R = ids({5, -1, 2}),
-                             .to_R = ids({0, 1, 3})};
-    const MambaTables wide{f64(tables.conv.cpu()), f64(tables.ssm.cpu()), tables.from_R.cpu(),
-                           tables.to_R.cpu()};
+    const StateTables tables{.conv = gpu(randn({6, 3, o.channels()}, at::kBFloat16)),
+                             .recurrent = gpu(randn({6, o.heads, o.head_dim, o.state})),
+                             .rows = {ids({5, -1, 2}), ids({0, 1, 3})}};
+    const StateTables wide{f64(tables.conv.cpu()),
+                           f64(tables.recurrent.cpu()),
+                           {tables.rows.from_R.cpu(), tables.rows.to_R.cpu()}};
     const FusedMambaProblem p64 = mapped(p, [](const at::Tensor& x) { return f64(x); });
     const at::Tensor y = mamba_step(device.input.zxbcdt_SB[0], tables, device.weights, o);
     const at::Tensor expected = mamba_step(p64.input.zxbcdt_SB[0], wide, p64.weights, o);
     expect_near(y, expected, 5e-3, "y");
-    expect_near(tables.ssm, wide.ssm, 1e-5, "ssm");
+    expect_near(tables.recurrent, wide.recurrent, 1e-5, "ssm");
     expect_near(tables.conv, wide.conv, 1e-12, "conv");
   }
 }
@@ -190,6 +190,32 @@ TEST_F(Gpu, MambaBeyondTheKernels) {
     const FusedMambaProblem p = on_gpu(FusedMambaProblem(of));
     EXPECT_FALSE(mamba::fused_mamba_supports(p.input, p.weights, o));
   }
+}
+
+TEST_F(Gpu, MambaReadsWeightsOfF32) {
+  at::manual_seed(2);
+  const MambaOptions o = options_of(8, 64, 2, 128);
+  const FusedMambaProblem p = on_gpu(FusedMambaProblem({.options = o, .tokens = 130, .batch = 2}));
+  MambaWeights wide = p.weights;
+  for (at::Tensor* weight : {&wide.conv_weight, &wide.conv_bias, &wide.norm_weight})
+    *weight = weight->to(at::kFloat);
+  const auto forward = [&](const MambaWeights& weights) {
+    return mamba_forward(p.input, weights, o).y_SB.cpu();
+  };
+  EXPECT_TRUE(same_bits(forward(wide), forward(p.weights)));
+  const auto backward = [&](const MambaWeights& weights) {
+    return mamba_backward(p.dy, p.dssm, p.input, weights, o).dzxbcdt_SB.cpu();
+  };
+  EXPECT_TRUE(same_bits(backward(wide), backward(p.weights)));
+  const auto step = [&](const MambaWeights& weights) {
+    const at::TensorOptions rows = p.input.zxbcdt_SB.options();
+    const StateTables tables{
+        .conv = at::ones({2, 3, o.channels()}, rows),
+        .recurrent = at::ones({2, o.heads, o.head_dim, o.state}, rows.dtype(at::kFloat)),
+        .rows = {at::zeros({1}, rows.dtype(at::kLong)), at::ones({1}, rows.dtype(at::kLong))}};
+    return mamba_step(p.input.zxbcdt_SB[0].narrow(0, 0, 1), tables, weights, o).cpu();
+  };
+  EXPECT_TRUE(same_bits(step(wide), step(p.weights)));
 }
 
 // Norms wider than a thread's packs.

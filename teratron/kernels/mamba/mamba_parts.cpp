@@ -15,12 +15,6 @@ at::Tensor silu_slope(const at::Tensor& x) {
   return s * (1.0 + x * (1.0 - s));
 }
 
-at::Tensor rows_before(const at::Tensor& table, const at::Tensor& from_R) {
-  std::vector<int64_t> broadcast(table.dim(), 1);
-  broadcast[0] = from_R.size(0);
-  return table.index_select(0, from_R.clamp_min(0)).masked_fill_(from_R.lt(0).view(broadcast), 0.0);
-}
-
 // --- Convolution ---
 
 at::Tensor cut_chunks(const at::Tensor& x_BS, int64_t chunk) {

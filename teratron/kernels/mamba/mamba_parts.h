@@ -12,9 +12,6 @@ at::Tensor as_wide(const at::Tensor& x);
 /// d silu(x) / dx.
 at::Tensor silu_slope(const at::Tensor& x);
 
-/// Rows of a table of states; zeros where `from` [R] is below 0.
-at::Tensor rows_before(const at::Tensor& table, const at::Tensor& from_R);
-
 /// [B, S, ...] -> [B, count, chunk, ...], zeros after the last token.
 at::Tensor cut_chunks(const at::Tensor& x_BS, int64_t chunk);
 

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "teratron/base/error.h"
+#include "teratron/kernels/common/state_rows.h"
 
 namespace teratron {
 
@@ -41,6 +42,7 @@ LayerContext layer_context(const MicroBatch& batch, const TransformerConfig& con
           .packed = packed,
           .context_parallel = context,
           .generation = batch.generation,
+          .state_rows = batch.generation ? std::make_shared<StateRows>() : nullptr,
           .rows = rows,
           .dropout_seed = config.dropout_seed,
           .sample_ids_B = batch.sample_ids_B,

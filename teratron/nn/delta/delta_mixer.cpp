@@ -47,9 +47,7 @@ class DeltaNetCore final : public RecurrentCore {
     return {out.y_SB, {out.after.conv, out.after.rule}};
   }
 
-  at::Tensor step(const at::Tensor& columns_R, const Tables& states) const override {
-    const DeltaTables tables{states.conv.states, states.recurrent.states, states.conv.from_R,
-                             states.conv.to_R};
+  at::Tensor step(const at::Tensor& columns_R, const StateTables& tables) const override {
     return delta_step(columns_R, tables, weights(Input{}), options_);
   }
 

@@ -70,9 +70,7 @@ class MambaCore final : public RecurrentCore {
     return output_of(mamba_forward({in.columns_SB, in.document_SB, {before.conv, before.recurrent}},
                                    weights(in), options_of(in.part)));
   }
-  at::Tensor step(const at::Tensor& columns_R, const Tables& states) const override {
-    const MambaTables tables{states.conv.states, states.recurrent.states, states.conv.from_R,
-                             states.conv.to_R};
+  at::Tensor step(const at::Tensor& columns_R, const StateTables& tables) const override {
     return mamba_step(columns_R, tables, weights(Input{}), options_);
   }
   Backward backward(const at::Tensor& dy_SB, const Input& in, const Ends& ends) const override;

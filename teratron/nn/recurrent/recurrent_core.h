@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "teratron/kernels/common/state_rows.h"
 #include "teratron/nn/parameter.h"
-#include "teratron/nn/states/state_table.h"
 
 namespace teratron {
 
@@ -56,10 +56,7 @@ class RecurrentCore {
   /// -> y [S, B, D] for out_proj. `before`: undefined tensors are zeros.
   virtual Output forward(const Input& input, const States& before) const = 0;
   /// One token of each of R sequences, whose states are moved on: [R, F] -> [R, D].
-  struct Tables {
-    StateTable conv, recurrent;
-  };
-  virtual at::Tensor step(const at::Tensor& columns_R, const Tables& states) const = 0;
+  virtual at::Tensor step(const at::Tensor& columns_R, const StateTables& tables) const = 0;
   /// The recurrence's states at the ends of the tokens, where other ranks have those around them.
   struct Ends {
     at::Tensor before = {};   // undefined: zeros

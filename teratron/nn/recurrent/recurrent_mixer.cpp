@@ -115,24 +115,26 @@ at::Tensor RecurrentMixer::train(const at::Tensor& columns_SB, const LayerContex
 
 at::Tensor RecurrentMixer::generate(const at::Tensor& columns_T1, const LayerContext& context,
                                     LayerStates& states) const {
-  const RecurrentCore::Tables tables{static_cast<SlotState&>(*states[0]).table(context),
-                                     static_cast<SlotState&>(*states[1]).table(context)};
-  const auto rows_of = [&](int64_t first, int64_t count) {
-    return RecurrentCore::Tables{tables.conv.narrow(first, count), tables.recurrent.narrow(first, count)};
-  };
+  const StateRows rows = slot_rows(context);
+  const at::Tensor& conv = static_cast<SlotState&>(*states[0]).table();
+  const at::Tensor& recurrent = static_cast<SlotState&>(*states[1]).table();
   const GenerationBatch& batch = *context.generation;
   const int64_t tokens = columns_T1.size(0), steps = batch.decode_rows;
+  if (batch.has_single_tokens(tokens))
+    return core_->step(columns_T1.squeeze(1), {conv, recurrent, rows}).unsqueeze(1);
   std::vector<at::Tensor> y;
-  if (steps > 0)
-    y.push_back(core_->step(columns_T1.narrow(0, 0, steps).squeeze(1), rows_of(0, steps)).unsqueeze(1));
-  for (int64_t r = steps; !batch.has_single_tokens(tokens) && r < std::ssize(batch.rows); ++r) {
+  if (steps > 0) {
+    const at::Tensor columns_R = columns_T1.narrow(0, 0, steps).squeeze(1);
+    y.push_back(core_->step(columns_R, {conv, recurrent, rows.narrow(0, steps)}).unsqueeze(1));
+  }
+  for (int64_t r = steps; r < std::ssize(batch.rows); ++r) {
     const GenerationRow& row = batch.rows[r];
-    const RecurrentCore::Tables own = rows_of(r, 1);
-    const auto prompt = core_->forward({columns_T1.narrow(0, row.first_token, row.tokens)},
-                                       {own.conv.read(), own.recurrent.read()});
+    const StateRows own = rows.narrow(r, 1);
+    const RecurrentCore::Output prompt = core_->forward({columns_T1.narrow(0, row.first_token, row.tokens)},
+                                                        {own.read(conv), own.read(recurrent)});
     y.push_back(prompt.y_SB);
-    own.conv.write(prompt.after.conv);
-    own.recurrent.write(prompt.after.recurrent);
+    own.write(conv, prompt.after.conv);
+    own.write(recurrent, prompt.after.recurrent);
   }
   return at::cat(y);
 }

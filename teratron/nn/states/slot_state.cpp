@@ -16,17 +16,23 @@ at::Tensor half_at(const at::Tensor& positions_R, const LayerContext& context) {
   return 2 * context.generation->slot_R + positions_R.bitwise_and(1);
 }
 
+// The state before a token is that of the position before.
+StateRows rows_of_step(const LayerContext& context) {
+  const at::Tensor first_R = positions_at(context.generation->first_R, context);
+  const at::Tensor last_R = positions_at(context.generation->last_R, context);
+  return {half_at(first_R + 1, context).masked_fill_(first_R.eq(0), -1), half_at(last_R, context)};
+}
+
 }  // namespace
+
+StateRows slot_rows(const LayerContext& context) {
+  if (!context.state_rows) return rows_of_step(context);
+  if (!context.state_rows->to_R.defined()) *context.state_rows = rows_of_step(context);
+  return *context.state_rows;
+}
 
 SlotState::SlotState(at::IntArrayRef shape, const at::TensorOptions& options)
     : shape_(shape.vec()), options_(options) {}
-
-StateTable SlotState::table(const LayerContext& context) const {
-  const at::Tensor first_R = positions_at(context.generation->first_R, context);
-  const at::Tensor last_R = positions_at(context.generation->last_R, context);
-  // The state before a token is that of the position before.
-  return {states_, half_at(first_R + 1, context).masked_fill_(first_R.eq(0), -1), half_at(last_R, context)};
-}
 
 StateNeeds SlotState::needs() const {
   int64_t bytes = 2 * static_cast<int64_t>(options_.dtype().itemsize());

@@ -2,10 +2,14 @@
 // and Dao 2023), of linear attention.
 #pragma once
 
+#include "teratron/kernels/common/state_rows.h"
 #include "teratron/nn/layer.h"
-#include "teratron/nn/states/state_table.h"
 
 namespace teratron {
+
+/// The rows of a SlotState's table before the first token of each row of the step, and after its last.
+/// Computed once in a step, if the context has a place for them. LayerContext::positions_SB must be set.
+StateRows slot_rows(const LayerContext& context);
 
 /// A mixer reads the states before the tokens of a step and writes those after them:
 ///
@@ -15,15 +19,16 @@ namespace teratron {
 ///
 /// A slot holds two states, of the last token at an even and at an odd position. A step of one token per row
 /// therefore leaves what it reads, and the engine may run it again (generate/graphs/decode_graphs.h).
-/// LayerContext::positions_SB must be set.
 class SlotState final : public LayerState {
  public:
   /// A state has this shape on this rank.
   SlotState(at::IntArrayRef shape, const at::TensorOptions& options);
-  /// The states before the first token of each row and after its last.
-  StateTable table(const LayerContext& context) const;
-  at::Tensor read(const LayerContext& context) const { return table(context).read(); }
-  void write(const at::Tensor& states_R, const LayerContext& context) { table(context).write(states_R); }
+  /// [2 * slots, ...]
+  const at::Tensor& table() const { return states_; }
+  at::Tensor read(const LayerContext& context) const { return slot_rows(context).read(states_); }
+  void write(const at::Tensor& states_R, const LayerContext& context) {
+    slot_rows(context).write(states_, states_R);
+  }
 
   StateNeeds needs() const override;
   void allocate(const StateCapacity& capacity) override;
@@ -33,7 +38,7 @@ class SlotState final : public LayerState {
  private:
   std::vector<int64_t> shape_;
   at::TensorOptions options_;
-  at::Tensor states_;  // [2 * slots, ...]
+  at::Tensor states_;
 };
 
 }  // namespace teratron
