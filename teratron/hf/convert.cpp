@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <system_error>
 
@@ -35,8 +36,8 @@ void check_empty(const fs::path& destination) {
 // What is written: each tensor's sources, one after another.
 struct ExportPlan {
   struct Origin {
-    size_t tensor, source;
-    size_t count = 1;  // of stacked tensors
+    size_t source;
+    std::vector<size_t> tensors;  // several: those of all experts, one after another
   };
 
   HfModel model;
@@ -51,24 +52,46 @@ struct ExportPlan {
   }
 };
 
+// A source as files have it, which may be that of all experts.
+HfSource written_source(const HfModel& model, const HfTensor& tensor, size_t number) {
+  HfSource source = tensor.sources[number];
+  for (const HfFusedExperts& fused : model.family->fused_experts) {
+    if (!fused.written) continue;
+    const std::string_view part = fused.parts[0];
+    const size_t sign = part.find('#');
+    const std::string_view before = part.substr(0, sign), after = part.substr(sign + 1);
+    const size_t begin = source.name.rfind(before);
+    if (begin == source.name.npos || !source.name.ends_with(after)) continue;
+    const std::string number_text = source.name.substr(
+        begin + before.size(), source.name.size() - after.size() - begin - before.size());
+    if (number_text.empty() || number_text.find_first_not_of("0123456789") != number_text.npos) continue;
+    source.name = source.name.substr(0, begin) + std::string(fused.end);
+    source.shape.insert(source.shape.begin(), hf_size(model.settings, "num_experts"));
+    break;
+  }
+  return source;
+}
+
 ExportPlan plan_export(const CheckpointInfo& info, const HfExport& request) {
   ExportPlan plan{hf_model_of(info), {}, {}, {}};
   plan.tensors = hf_tensors(plan.model, info.tensors.size());
   Unplaced unplaced{info.tensors, plan.model.where, "but the settings require"};
+  std::map<std::string, size_t> by_name;
   for (size_t tensor = 0; tensor < plan.tensors.size(); ++tensor) {
     const HfTensor& ours = plan.tensors[tensor];
     const std::optional<Dtype> saved = unplaced.place(ours.name, ours.shape);
-    if (ours.stacked && !plan.outputs.empty() && plan.outputs.back().name == ours.sources[0].name) {
-      ++plan.origins.back().count;
-      continue;
-    }
     for (size_t source = 0; source < ours.sources.size(); ++source) {
-      const auto& [name, shape, transposed] = ours.sources[source];
-      const auto own = request.dtype_of.find(name);
+      const HfSource written = written_source(plan.model, ours, source);
+      const auto [joined, is_new] = by_name.emplace(written.name, plan.outputs.size());
+      if (!is_new) {
+        plan.origins[joined->second].tensors.push_back(tensor);
+        continue;
+      }
+      const auto own = request.dtype_of.find(written.name);
       const Dtype dtype =
           own != request.dtype_of.end() ? own->second : request.dtype.value_or(saved.value_or(Dtype::f32));
-      plan.outputs.push_back({name, dtype, shape});
-      plan.origins.push_back({tensor, source});
+      plan.outputs.push_back({written.name, dtype, written.shape});
+      plan.origins.push_back({source, {tensor}});
     }
   }
   unplaced.finish([](const std::string& name) { return name.starts_with("optimizer."); });
@@ -83,11 +106,11 @@ class ExportStream {
       : source_(source), plan_(plan), progress_("written", plan.bytes()) {}
 
   void write(size_t output, const AppendBytes& append) {
-    const auto [index, number, count] = plan_.origins[output];
-    const auto& [name, to, shape] = plan_.outputs[output];
-    for (size_t i = index; i < index + count; ++i) {
+    const auto& [number, tensors] = plan_.origins[output];
+    for (const size_t i : tensors) {
       const HfTensor& tensor = plan_.tensors[i];
-      write_source(tensor, number, {to, tensor.stacked ? tensor.shape : shape, append});
+      const std::vector<int64_t>& shape = tensor.stacked ? tensor.shape : tensor.sources[number].shape;
+      write_source(tensor, number, {plan_.outputs[output].dtype, shape, append});
     }
   }
 
@@ -102,7 +125,7 @@ class ExportStream {
     const auto& [to, shape, append] = written;
     const Dtype saved = source_.info().tensors.at(tensor.name).dtype;
     const bool is_copy = tensor.is_copy() || tensor.stacked;
-    if (!is_copy && number == 0) load(tensor, saved);
+    if (!is_copy && loaded_ != &tensor) load(tensor, saved);
     const int64_t row = *checked_numel(shape) / std::max<int64_t>(shape[0], 1);
     const int64_t widest = std::max(size_of(saved), size_of(to));
     const int64_t step = std::max<int64_t>(1, block_bytes / std::max<int64_t>(1, row * widest));
@@ -128,6 +151,7 @@ class ExportStream {
   void load(const HfTensor& tensor, Dtype saved) {
     const int64_t elements = *checked_numel(tensor.shape);
     whole_ = nullptr;  // before the next is allocated
+    loaded_ = &tensor;
     whole_ = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(elements * size_of(saved)));
     source_.read({tensor.name, saved, Shard::replicated(tensor.shape), 0, elements, whole_.get()});
   }
@@ -161,6 +185,7 @@ class ExportStream {
   ByteProgress progress_;
   std::vector<char> block_;
   std::unique_ptr<char[]> whole_;
+  const HfTensor* loaded_ = nullptr;  // the tensor that is there
 };
 
 // `saved`: what the folder said from which the model was imported.

@@ -13,6 +13,7 @@
 #include "teratron/ckpt/save_plan.h"
 #include "teratron/comm/collective_errors.h"
 #include "teratron/hf/float_convert.h"
+#include "teratron/hf/mxfp4.h"
 #include "teratron/hf/placement.h"
 #include "teratron/hf/tokenizer_files.h"
 #include "teratron/hf/transpose.h"
@@ -177,7 +178,8 @@ void divide_fused_experts(const HfFamily& family, WeightFiles& files) {
   for (const auto& [name, info] : all) {
     for (const HfFusedExperts& fused : family.fused_experts) {
       const auto parts = static_cast<int64_t>(fused.parts.size());
-      if (!name.ends_with(fused.end) || info.shape.size() != 3 || info.shape[1] % parts != 0 ||
+      const bool has_shape = info.shape.size() == 3 || (info.shape.size() == 2 && fused.written);
+      if (!name.ends_with(fused.end) || !has_shape || info.shape[1] % parts != 0 ||
           info.shape[0] > most_experts)
         continue;
       std::vector<std::string> names;
@@ -186,11 +188,26 @@ void divide_fused_experts(const HfFamily& family, WeightFiles& files) {
           names.push_back(name.substr(0, name.size() - fused.end.size()) + of_expert(part, expert));
       }
       const auto is_there = [&files](const std::string& one) { return files.has(one); };
-      if (std::ranges::none_of(names, is_there))
-        files.divide(name, names, {info.shape[1] / parts, info.shape[2]});
+      if (std::ranges::none_of(names, is_there)) {
+        std::vector<int64_t> shape(info.shape.begin() + 1, info.shape.end());
+        shape[0] /= parts;
+        files.divide(name, names, shape);
+      }
       break;
     }
   }
+}
+
+// Those that the family's files hold together.
+void read_mxfp4_experts(const HfFamily& family, WeightFiles& files) {
+  if (std::ranges::none_of(family.fused_experts, &HfFusedExperts::written)) return;
+  read_mxfp4(files, [&family](const std::string& name, int64_t expert) {
+    for (const HfFusedExperts& fused : family.fused_experts) {
+      if (fused.written && name.ends_with(fused.end))
+        return name.substr(0, name.size() - fused.end.size()) + of_expert(fused.parts[0], expert);
+    }
+    return fmt::format("{}.{}", name, expert);
+  });
 }
 
 }  // namespace
@@ -213,6 +230,7 @@ HfModel read_hf_model(const fs::path& folder) {
 
 HfCheckpoint::HfCheckpoint(const fs::path& folder)
     : folder_(folder), model_(read_hf_model(folder)), files_(folder) {
+  read_mxfp4_experts(*model_.family, files_);
   divide_fused_experts(*model_.family, files_);
   const size_t count = files_.tensors().size();
   tensors_ = hf_tensors(model_, count, model_.family->prefix);
@@ -239,6 +257,11 @@ void HfCheckpoint::use_old_names() {
       for (const auto& [end, old_end] : model_.family->old_ends) {
         if (!source.name.ends_with(end) || files_.has(source.name)) continue;
         const std::string old = source.name.substr(0, source.name.size() - end.size()) + std::string(old_end);
+        if (files_.has(old)) source.name = old;
+      }
+      for (const auto& [begin, old_begin] : model_.family->old_begins) {
+        if (!source.name.starts_with(begin) || files_.has(source.name)) continue;
+        const std::string old = std::string(old_begin) + source.name.substr(begin.size());
         if (files_.has(old)) source.name = old;
       }
     }

@@ -65,14 +65,19 @@ HfTensor weight_of(const HfTensorRow& row, const json& settings) {
   }
   if (gated) add_gated_runs(tensor, settings);
   if (row.rule == HfRule::delta_heads) add_delta_runs(tensor, settings);
+  if (row.rule == HfRule::alternating) {
+    for (const int64_t first : {0, 1})
+      tensor.runs.push_back({.first = first, .rows = 1, .count = shape[0] / 2, .stride = 2});
+  }
   for (size_t i = 0; i < row.options.rows.size(); ++i)
     tensor.parts[i] = hf_size(settings, row.options.rows[i]);
   tensor.any_cut = row.options.any_cut;
   tensor.shape[0] = std::accumulate(tensor.parts.begin(), tensor.parts.end(), int64_t{0});
   for (size_t i = 0; i < row.sources.size(); ++i) {
-    shape[0] = row.rule == HfRule::qkv_fused ? tensor.shape[0] : tensor.parts[i];
+    shape[0] = row.sources.size() < tensor.parts.size() ? tensor.shape[0] : tensor.parts[i];
     HfSource& source = tensor.sources.emplace_back(std::string(row.sources[i]), shape);
-    source.transposed = row.rule == HfRule::transpose || row.rule == HfRule::qkv_fused;
+    source.transposed = row.rule == HfRule::transpose || row.rule == HfRule::qkv_fused ||
+                        (row.rule == HfRule::alternating && shape.size() == 2);
     if (source.transposed) std::swap(source.shape[0], source.shape[1]);
   }
   if (row.rule == HfRule::stacked) {

@@ -180,6 +180,15 @@ void WeightFiles::divide(const std::string& name, const std::vector<std::string>
   }
 }
 
+void WeightFiles::replace(const std::vector<std::string>& names, std::unique_ptr<WeightFile> by) {
+  for (const std::string& name : names) tensors_.erase(name);
+  const WeightFile& file = *files_.emplace_back(std::move(by));
+  for (const auto& [name, tensor] : file.tensors()) {
+    tensors_.emplace(name, tensor);
+    place_of_.emplace(name, Place{.file = &file, .file_name = {}, .tensor = name});
+  }
+}
+
 std::vector<char> WeightFiles::read(const std::string& name) const {
   const auto& [dtype, shape] = tensors_.at(name);
   std::vector<char> bytes(static_cast<size_t>(*checked_numel(shape) * size_of(dtype)));

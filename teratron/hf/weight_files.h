@@ -46,6 +46,8 @@ class WeightFiles {
   /// Puts equal parts of a tensor, which lie one after another in its file, in its place.
   void divide(const std::string& name, const std::vector<std::string>& parts,
               const std::vector<int64_t>& shape);
+  /// Puts the tensors of `by`, which may still read them, in the place of these.
+  void replace(const std::vector<std::string>& names, std::unique_ptr<WeightFile> by);
   /// Compares the checksums that files have; returns how many bytes were compared.
   int64_t verify() const;
 

@@ -68,12 +68,13 @@ enum class HfRule : uint8_t {
   transpose,    // Conv1D, [in, out] there
   concat,       // the rows of all sources, one after another
   keys,         // as many rows as the keys of all heads; `shape` has those of the queries
-  qkv_grouped,  // sources Q, K and V; ours: for each query group its Q heads, K and V
+  qkv_grouped,  // sources Q, K and V, or one of all; ours: for each query group its Q heads, K and V
   kv_grouped,   // sources K and V, of as many heads as queries; ours: for each head its K and V
   qkv_fused,    // one source [in, Q|K|V] (Conv1D); ours as qkv_grouped
   qkv_gated,    // Q has each head's queries and its gates; ours: for each group queries, gates, K and V
   delta_heads,  // sources q|k|v|z and b|a for each head of keys; ours q|k|v|z|b|a of all heads
   stacked,      // one source [experts, rows, columns] of ours of all experts
+  alternating,  // one source whose columns (rows, if it has one dimension) are gates and ups in turn
 };
 
 /// What each layer consists of: {{"attention", "mlp"}, {"mamba", "experts"}}. The names are the family's own.
@@ -111,11 +112,12 @@ struct HfTensorGroup {
   HfLayers span = HfLayers::all;
 };
 
-/// A tensor of all experts of a layer, [experts, rows, columns], and the tensors of one expert ("#") whose
-/// rows it holds one after another, in equal numbers.
+/// A tensor of all experts of a layer, [experts, rows, columns] or [experts, rows], and the tensors of one
+/// expert ("#") whose rows it holds one after another, in equal numbers.
 struct HfFusedExperts {
   std::string_view end;  // of its name
   std::vector<std::string_view> parts;
+  bool written = false;  // export writes it, too, in place of its one part
 };
 
 struct HfFamily {
@@ -132,7 +134,8 @@ struct HfFamily {
   std::vector<std::string_view> other_keys = {};
   std::vector<std::string_view> buffers = {};  // ends of names that hold no parameters: masks, rotary tables
   std::vector<std::string_view> unread = {};   // beginnings of names of what models here do not have
-  std::vector<std::pair<std::string_view, std::string_view>> old_ends = {};  // ends of names: new, old
+  std::vector<std::pair<std::string_view, std::string_view>> old_ends = {};    // ends of names: new, old
+  std::vector<std::pair<std::string_view, std::string_view>> old_begins = {};  // beginnings of names
   std::vector<HfFusedExperts> fused_experts = {};  // as transformers 5 holds them, in place of their parts
   /// The kinds of so many layers, by the settings; null: rows have no `in`. A pattern that does not fit is a
   /// problem of `config`.

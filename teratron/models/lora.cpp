@@ -45,7 +45,7 @@ std::vector<std::string> hybrid_targets(const Arguments& args) {
 // As transformers holds them: decoders of GPT-2's kind have one projection for queries, keys and values.
 std::vector<std::string> default_targets(const Arguments& args, const ModelPlan& model) {
   if (args.hybrid_layer_pattern) return hybrid_targets(args);
-  const bool gated = args.swiglu || args.geglu;
+  const bool gated = args.swiglu || args.geglu || args.quick_geglu;
   const bool fused = model.towers.size() == 1 && model.towers[0].name == "decoder" && !gated;
   std::vector<std::string> targets = {"linear_proj"};
   if (fused) targets.emplace_back("linear_qkv");

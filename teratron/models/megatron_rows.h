@@ -30,6 +30,8 @@ inline const std::vector<MegatronRow> attention = {
      .other = {"attention.dense.", "self_attention.proj."},
      .linear = true,
      .before_previous = true},
+    {"self_attention.core_attention.softmax_offset"},
+    {"self_attention.linear_proj.post_layernorm."},
     {"self_attention.q_layernorm.", "", {"self_attention.q_norm."}},
     {"self_attention.k_layernorm.", "", {"self_attention.k_norm."}}};
 
@@ -41,6 +43,7 @@ inline const std::vector<MegatronRow> mlp = {{.ours = "mlp.linear_fc1.",
                                               .legacy = "mlp.dense_4h_to_h.",
                                               .other = {"layernorm_mlp.fc2_"},
                                               .linear = true},
+                                             {"mlp.linear_fc2.post_layernorm."},
                                              {"mlp.router."},
                                              {"mlp.router.expert_bias"},
                                              {.ours = "mlp.experts.#.linear_fc1.", .linear = true},

@@ -50,6 +50,9 @@ struct TextOptions {
   std::string tokens = "tokens", index = "sequence_index";  // columns: ids, and positions in their texts
   /// In the last stage's output, with a row for each token, any of which Model::logits() takes.
   std::string hidden = "hidden";
+  /// Tokens of the longest text with the first rows of a rotation by length: longer ones have `max_positions` more
+  /// in the index. 0: there is no such rotation.
+  int64_t longest_short = 0;
 };
 
 /// A source that an encoder reads before the text is written.

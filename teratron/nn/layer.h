@@ -37,8 +37,10 @@ struct AuxiliaryLosses {
 /// Inputs of all layers for one micro-batch. S here counts the tokens that attention sees, which under
 /// sequence parallelism are those of all ranks of the group. All that depends on them is a tensor.
 struct LayerContext {
-  const RotaryEmbedding* rope = nullptr;  // null: no RoPE
+  const RotaryEmbedding* rope = nullptr;        // null: no RoPE
+  const RotaryEmbedding* local_rope = nullptr;  // of layers with tables of their own (AttentionLayerOptions)
   at::Tensor positions_SB;
+  at::Tensor rope_rows_SB;           // rows of tables of RoPE: the positions, unless there are tables by length
   Segments segments;                 // see AttentionRequest
   PackedRows packed;                 // see AttentionRequest
   ContextParallel context_parallel;  // S counts the tokens of this rank; segments are in the cut

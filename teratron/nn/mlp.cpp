@@ -208,15 +208,24 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
 
 // The activation alone.
 struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& z, Activation activation) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& z, Activation activation,
+                            const GluVariant& glu) {
     context->save_for_backward({z});
     context->saved_data["activation"] = static_cast<int64_t>(activation);
-    return activation_forward(z, at::Tensor(), activation);
+    context->saved_data["slope"] = glu.slope;
+    context->saved_data["offset"] = glu.offset;
+    context->saved_data["limit"] = glu.limit;
+    return activation_forward(glu_input(z, glu), at::Tensor(), activation);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto activation = static_cast<Activation>(context->saved_data["activation"].toInt());
     const at::Tensor z = context->get_saved_variables()[0];
-    return {activation_backward(gradients[0].contiguous(), z, at::Tensor(), activation).dx, at::Tensor()};
+    const GluVariant glu{.slope = context->saved_data["slope"].toDouble(),
+                         .offset = context->saved_data["offset"].toDouble(),
+                         .limit = context->saved_data["limit"].toDouble()};
+    const at::Tensor d =
+        activation_backward(gradients[0].contiguous(), glu_input(z, glu), at::Tensor(), activation).dx;
+    return {glu_input_grad(d, z, glu), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -236,6 +245,7 @@ LinearOptions fc1_options(const MlpOptions& options) {
 Mlp::Mlp(const Scope& scope, const MlpOptions& options, const TensorParallel& parallel)
     : activation_(options.activation),
       gate_multiplier_(options.gate_multiplier),
+      glu_(options.glu),
       fc1_(scope / "linear_fc1", fc1_options(options), parallel),
       fc2_(scope / "linear_fc2",
            {.in = options.ffn_hidden, .out = options.hidden, .bias = options.bias, .init = options.fc2_init},
@@ -244,12 +254,12 @@ Mlp::Mlp(const Scope& scope, const MlpOptions& options, const TensorParallel& pa
 Hidden Mlp::forward_scaled(const at::Tensor& x_SBH, const ResidualDropout& residual) {
   at::Tensor z_SBF = apply_bias_grad(fc1_.forward(x_SBH, nullptr, &residual.dropout));
   const int64_t half = z_SBF.size(-1) / 2;
-  z_SBF = scale_parts(z_SBF, {half, half}, {gate_multiplier_, 1.0});
-  return fc2_.forward_add_residual(ActivationFunction::apply(z_SBF, activation_), residual);
+  if (gate_multiplier_ != 1.0) z_SBF = scale_parts(z_SBF, {half, half}, {gate_multiplier_, 1.0});
+  return fc2_.forward_add_residual(ActivationFunction::apply(z_SBF, activation_, glu_), residual);
 }
 
 Hidden Mlp::forward_add_residual(const Normed& normed_SBH, const ResidualDropout& residual) {
-  if (gate_multiplier_ != 1.0) return forward_scaled(normed_SBH.tensor(), residual);
+  if (gate_multiplier_ != 1.0 || !glu_.is_plain()) return forward_scaled(normed_SBH.tensor(), residual);
   if (const std::optional<NormedRows> rows = fc1_.normed_rows(normed_SBH)) {
     register_use(fc1_.matmul().weight());
     if (fc1_.bias()) register_use(*fc1_.bias());

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "teratron/kernels/pointwise/activation_kind.h"
+#include "teratron/kernels/pointwise/glu_input.h"
 #include "teratron/nn/feed_forward.h"
 
 namespace teratron {
@@ -12,6 +13,7 @@ struct MlpOptions {
   Activation activation = Activation::gelu;
   bool bias = true;
   double gate_multiplier = 1.0;  // of fc1's gates, before a gated activation
+  GluVariant glu = {};           // of SwiGLU
   Init fc1_init;
   Init fc2_init;
 };
@@ -35,10 +37,12 @@ class Mlp : public FeedForward {
   }
 
  private:
+  /// For gates and ups that change before the activation.
   Hidden forward_scaled(const at::Tensor& x_SBH, const ResidualDropout& residual);
 
   Activation activation_;
   double gate_multiplier_;
+  GluVariant glu_;
   ColumnLinear fc1_;
   RowLinear fc2_;
 };

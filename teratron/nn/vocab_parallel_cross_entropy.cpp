@@ -43,6 +43,22 @@ LazyTensor logits_grad(const at::Tensor& logits, const CrossEntropySaved& saved,
           [=](const Fp8Cast& cast) { return cross_entropy_gradient_fp8(logits, saved, range, cast); }};
 }
 
+struct LogitsCap {
+  double cap;
+  at::ScalarType dtype;  // of the logits before
+};
+
+// Of the logits before the cap, by (1 - (z / c)^2); overwrites z.
+LazyTensor capped_logits_grad(const at::Tensor& z, const CrossEntropySaved& saved, const VocabRange& range,
+                              const LogitsCap& of) {
+  const auto gradient = [=] {
+    const at::Tensor slope = (z / of.cap).square_().neg_().add_(1.0);
+    cross_entropy_gradient_(z, saved, range);
+    return z.mul_(slope).to(of.dtype);
+  };
+  return {gradient, [=](const Fp8Cast& cast) { return cast_to_fp8(gradient(), cast); }};
+}
+
 // Whether one kernel computes the losses and the gradient of the logits, except for the scale of the losses.
 bool fuses_gradient(const ParallelMatmul& head, const at::Tensor& logits) {
   return head.group().size == 1 && !head.product().quantized() && has_cross_entropy_with_gradient(logits);
@@ -57,17 +73,17 @@ void accumulate_bias_grad(Parameter& bias, const Matmul::Operand& dlogits) {
 struct OutputLosses : torch::autograd::Function<OutputLosses> {
   struct Args {
     const ParallelMatmul* head;
-    int64_t vocabulary;
-    Parameter* bias;  // null: none
-    bool training;    // backward will run
+    OutputLossOptions options;
+    bool training;  // backward will run
   };
 
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& /*weight*/,
                             const at::Tensor& targets, const Args& args) {
-    const auto& [head, vocabulary, bias, training] = args;
+    const auto& [head, options, training] = args;
+    const auto& [vocabulary, softcap, bias] = options;
     const auto [logits_SBV, input] =
         head->forward(x, {.bias_O = bias ? bias->tensor : at::Tensor()}, training);
-    const at::Tensor logits = as_rows(logits_SBV), rows = targets.reshape(-1).contiguous();
+    const at::Tensor logits = as_rows(soft_capped_logits(logits_SBV, softcap)), rows = targets.reshape(-1).contiguous();
     const VocabRange range = local_range(logits.size(1), vocabulary, head->group().rank);
     save_releasable(context, "logits", logits);
     save_pointer(context, "head", head);
@@ -75,7 +91,8 @@ struct OutputLosses : torch::autograd::Function<OutputLosses> {
     context->saved_data["first"] = range.first;
     context->saved_data["columns"] = range.columns;
     context->saved_data["shape"] = logits_SBV.sizes();
-    if (training && fuses_gradient(*head, logits)) {
+    context->saved_data["softcap"] = softcap;
+    if (training && softcap == 0.0 && fuses_gradient(*head, logits)) {
       context->save_for_backward({input.x, input.scale_inv});
       return cross_entropy_with_gradient_(logits, rows, range).view(targets.sizes());
     }
@@ -95,9 +112,14 @@ struct OutputLosses : torch::autograd::Function<OutputLosses> {
       return {dlogits, dlogits, cross_entropy_scale_(dlogits, scale)};
     }
     const VocabRange range{context->saved_data["first"].toInt(), context->saved_data["columns"].toInt()};
-    return head.product().output_grad(
-        logits_grad(release(context, "logits"),
-                    {.max = saved[3], .sum_exp = saved[4], .targets = saved[2], .scale = scale}, range));
+    const CrossEntropySaved statistics{
+        .max = saved[3], .sum_exp = saved[4], .targets = saved[2], .scale = scale};
+    const at::Tensor logits = release(context, "logits");
+    const double softcap = context->saved_data["softcap"].toDouble();
+    if (softcap > 0.0)
+      return head.product().output_grad(capped_logits_grad(
+          logits, statistics, range, {softcap, head.weight().tensor.scalar_type()}));
+    return head.product().output_grad(logits_grad(logits, statistics, range));
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -115,11 +137,16 @@ struct OutputLosses : torch::autograd::Function<OutputLosses> {
 
 }  // namespace
 
+at::Tensor soft_capped_logits(const at::Tensor& logits, double softcap) {
+  if (softcap == 0.0) return logits;
+  return (logits.to(at::promote_types(logits.scalar_type(), at::kFloat)) / softcap).tanh() * softcap;
+}
+
 at::Tensor linear_cross_entropy(const at::Tensor& x_SBH, const ParallelMatmul& head,
-                                const at::Tensor& targets_SB, int64_t vocabulary, Parameter* bias) {
+                                const at::Tensor& targets_SB, const OutputLossOptions& options) {
   register_use(head.weight());
-  if (bias) register_use(*bias);
-  const OutputLosses::Args args{&head, vocabulary, bias, at::GradMode::is_enabled()};
+  if (options.bias) register_use(*options.bias);
+  const OutputLosses::Args args{&head, options, at::GradMode::is_enabled()};
   return OutputLosses::apply(x_SBH, head.weight().tensor, targets_SB, args);
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include "teratron/base/config/layer_pattern.h"
+
 namespace teratron {
 
 std::optional<std::vector<int64_t>> parse_number_list(std::string_view text) {
@@ -35,6 +37,17 @@ bool is_valid_window_pattern(std::string_view text, int64_t num_layers) {
   return static_cast<int64_t>(numbers->size()) == num_layers &&
          std::all_of(numbers->begin(), numbers->end(),
                      [](int64_t number) { return number == 0 || number == 1; });
+}
+
+std::optional<std::vector<int64_t>> parse_no_rope_layers(std::string_view text, int64_t num_layers) {
+  const auto numbers = parse_number_list(text);
+  if (!numbers || numbers->size() != 1 || text.find('[') != text.npos)
+    return parse_layer_pattern(text, num_layers);
+  if (numbers->at(0) < 1) return std::nullopt;
+  std::vector<int64_t> layers(static_cast<size_t>(num_layers), 0);
+  for (size_t layer = 0; layer < layers.size(); ++layer)
+    layers[layer] = static_cast<int64_t>(layer + 1) % numbers->at(0) == 0;
+  return layers;
 }
 
 std::vector<int64_t> attention_windows(const WindowOptions& options, int64_t num_layers) {

@@ -105,6 +105,32 @@ CONFIGS = {
     "olmo_hybrid-rope": lambda: transformers.OlmoHybridConfig(
         **OLMO_HYBRID, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12,
         linear_allow_neg_eigval=False, layer_types=["full_attention"] + ["linear_attention"] * 3),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **{**LLAMA, "tie_word_embeddings": True}, head_dim=12, query_pre_attn_scalar=20, sliding_window=5, attn_logit_softcapping=2.0,
+        final_logit_softcapping=1.5),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **{**LLAMA, "tie_word_embeddings": True, "num_hidden_layers": 3}, head_dim=16, query_pre_attn_scalar=24, sliding_window=5,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0},
+                         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}),
+    "gpt_oss": lambda: transformers.GptOssConfig(
+        **LLAMA, head_dim=16, sliding_window=5, num_local_experts=6, num_experts_per_tok=2, swiglu_limit=0.7, swiglu_alpha=1.3,
+        rope_parameters={**YARN, "factor": 4.0, "beta_fast": 8.0, "beta_slow": 1.0, "truncate": False}),
+    "phi3": lambda: transformers.Phi3Config(
+        **LLAMA, sliding_window=7, pad_token_id=0, original_max_position_embeddings=64, rope_parameters={
+            "rope_type": "longrope", "rope_theta": 1000.0, "partial_rotary_factor": 0.5, "short_factor": [1.0, 1.5], "long_factor": [2.0, 3.5]}),
+    "olmoe": lambda: transformers.OlmoeConfig(**LLAMA, num_experts=6, num_experts_per_tok=3),
+    "olmo3": lambda: transformers.Olmo3Config(
+        **{**LLAMA, "num_hidden_layers": 4}, sliding_window=5, rope_parameters={
+            "full_attention": {**YARN, "factor": 4.0, "beta_fast": 8.0}, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "granite": lambda: transformers.GraniteConfig(**LLAMA, embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.6,
+                                                  logits_scaling=4.0),
+    "granitemoe": lambda: transformers.GraniteMoeConfig(**LLAMA, embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.6,
+                                                        logits_scaling=4.0, num_local_experts=6, num_experts_per_tok=3),
+    "smollm3": lambda: transformers.SmolLM3Config(**LLAMA, no_rope_layer_interval=2, pad_token_id=0),
+    "seed_oss": lambda: transformers.SeedOssConfig(**LLAMA, head_dim=16),
+    "glm4": lambda: transformers.Glm4Config(**LLAMA, head_dim=16, pad_token_id=0),
+    "starcoder2": lambda: transformers.Starcoder2Config(**LLAMA, sliding_window=5),
     "gpt2-erf": lambda: transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, vocab_size=101, n_positions=64,
                                                 activation_function="gelu"),
 }

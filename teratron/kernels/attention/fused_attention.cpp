@@ -53,6 +53,8 @@ cuda::FusedAttentionArgs describe(const FusedAttentionInputs& inputs, const Fuse
   args.channels = static_cast<int>(q.size(3));
   args.dtype = dtype_of(q);
   args.scale = static_cast<float>(options.scale);
+  TERATRON_ASSERT(options.softcap == 0.0 || !inputs.bias.defined(), "a soft cap with a bias");
+  args.softcap = static_cast<float>(options.softcap);
   args.q = heads_of(q);
   args.k = heads_of(k);
   args.v = heads_of(inputs.v_SBGD);

@@ -3,6 +3,8 @@
 //
 //   y = dropout(softmax(scale * q k^T + bias)) v,   bias of query i and key j: bias[head, j - i + Sq - 1]
 //
+// or, without a bias, softmax(c tanh(scale * q k^T / c)), a soft cap c of the scores (Gemma 2).
+//
 // Memory is linear in the sequence: masks of dropout (score_dropout.h) and probabilities are recomputed in
 // the backward from the log-sum-exp of the scores. The backward takes two passes over the scores, one for dq
 // and the bias, one for dk and dv, so that no sum needs atomics.
@@ -27,7 +29,8 @@ struct FusedAttentionInputs {
 };
 
 struct FusedAttentionOptions {
-  double scale = 1.0;  // > 0
+  double scale = 1.0;    // > 0
+  double softcap = 0.0;  // c; 0: none. Not with a bias
   bool causal = false;
   int64_t window = 0;                     // see nn/attention/attention.h; only with `causal`
   at::Tensor cu_seqlens_q, cu_seqlens_k;  // i32, both or none: see nn/tokens/segments.h

@@ -175,7 +175,8 @@ struct Dkv {
 
   /// s -> what is left of P^T after dropout, dp -> dS^T.
   __device__ void probabilities(Accumulators<MT, NT>& s, Accumulators<MT, NT>& dp, const Rows& rows) const {
-    const float scale = biased ? 1.0f : args.scale * static_cast<float>(log2_e);
+    const bool capped = !biased && args.softcap > 0.0f;
+    const float scale = biased ? 1.0f : (capped ? 1.0f : args.scale) * static_cast<float>(log2_e);
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
       uint32_t words[2 * MT] = {};
@@ -187,11 +188,12 @@ struct Dkv {
 #pragma unroll
         for (int r = 0; r < 2 * MT; ++r) {
           float &x = s[r / 2][n][r % 2 * 2 + c], &g = dp[r / 2][n][r % 2 * 2 + c];
-          const float p = fast_exp2(fmaf(x, scale, -logsumexp));
+          const float z = x, p = fast_exp2(fmaf(z, scale, -logsumexp));
           const bool kept = drops ? args.dropout.keeps(words[r], c) : true;
           const float factor = drops ? static_cast<float>(args.dropout.scale) : 1.0f;
           x = kept ? p : 0.0f;
           g = p * (kept ? fmaf(g, factor, -delta) : -delta);
+          if (capped) g *= soft_cap_slope(z, args.softcap);
         }
       }
     }
@@ -222,7 +224,11 @@ struct Dkv {
       clear<MT, NT>(dp);
       multiply_transposed<T, D, MT, NT>(s, k, q);
       multiply_transposed<T, D, MT, NT>(dp, v, dy);
-      if constexpr (biased) add_bias_transposed(s, step);
+      if constexpr (biased) {
+        add_bias_transposed(s, step);
+      } else if (args.softcap > 0.0f) {
+        soft_cap<MT, NT>(s, args.scale, args.softcap);
+      }
       hide(s, rows(step));
       probabilities(s, dp, rows(step));
       multiply<T, D, MT, NT>(dv, s, dy);

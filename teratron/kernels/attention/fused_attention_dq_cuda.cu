@@ -148,11 +148,13 @@ struct Dq {
   /// s -> dS, with dp = dy v^T.
   __device__ void score_gradients(Accumulators<MT, NT>& s, Accumulators<MT, NT>& dp, const Queries& queries,
                                   int first_key) const {
-    const float scale = biased ? 1.0f : args.scale * static_cast<float>(log2_e);
+    const bool capped = !biased && args.softcap > 0.0f;
+    const float scale = biased ? 1.0f : (capped ? 1.0f : args.scale) * static_cast<float>(log2_e);
     const auto gradient = [&](int mt, int n, int i, bool kept) {
-      const float p = fast_exp2(fmaf(s[mt][n][i], scale, -logsumexp[mt][i / 2]));
+      const float z = s[mt][n][i], p = fast_exp2(fmaf(z, scale, -logsumexp[mt][i / 2]));
       const float factor = drops ? static_cast<float>(args.dropout.scale) : 1.0f, d = -delta[mt][i / 2];
       s[mt][n][i] = p * (kept ? fmaf(dp[mt][n][i], factor, d) : d);
+      if (capped) s[mt][n][i] *= soft_cap_slope(z, args.softcap);
     };
     if constexpr (drops) {
       for_each_kept<MT, NT>(args.dropout, queries, first_key, gradient);
@@ -209,6 +211,8 @@ struct Dq {
       multiply_transposed<T, D, MT, NT>(dp, dy, values);
       if constexpr (biased) {
         add_bias<MT, NT>(s, args.scale * static_cast<float>(log2_e), window(memory, tile));
+      } else if (args.softcap > 0.0f) {
+        soft_cap<MT, NT>(s, args.scale, args.softcap);
       }
       queries.template hide<NT>(s, first_key);
       score_gradients(s, dp, queries, first_key);

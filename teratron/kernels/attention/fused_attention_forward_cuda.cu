@@ -143,6 +143,9 @@ struct Forward {
       if constexpr (biased) {
         add_bias<MT, NT>(s, scale, window(memory, tile));
         scale = 1.0f;
+      } else if (args.softcap > 0.0f) {
+        soft_cap<MT, NT>(s, args.scale, args.softcap);
+        scale = static_cast<float>(log2_e);
       }
       queries.template hide<NT>(s, first_key);
       statistics.add(s, scale, output);

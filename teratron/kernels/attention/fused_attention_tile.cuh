@@ -198,6 +198,29 @@ __device__ void add_bias(Accumulators<MT, NT>& s, float scale, const float* wind
   }
 }
 
+/// s -> c tanh(scale s / c), by 1 - 2 / (1 + exp(2 x)).
+template <int MT, int NT>
+__device__ void soft_cap(Accumulators<MT, NT>& s, float scale, float cap) {
+  const float exponent = 2.0f * static_cast<float>(log2_e) * scale / cap;
+#pragma unroll
+  for (int mt = 0; mt < MT; ++mt) {
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& x = s[mt][n][i];
+        x = fmaf(-2.0f * cap, fast_rcp(1.0f + fast_exp2(x * exponent)), cap);
+      }
+    }
+  }
+}
+
+/// Derivative of the cap where it gave z; hidden scores, -inf, give 0.
+__device__ inline float soft_cap_slope(float z, float cap) {
+  const float share = fmaxf(z, -cap) / cap;
+  return fmaf(-share, share, 1.0f);
+}
+
 /// This lane's queries of a warp, row g + 8 half of each 16: the keys that they see and their first draws.
 template <int MT>
 struct LaneQueries {

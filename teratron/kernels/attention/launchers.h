@@ -83,8 +83,10 @@ struct PagedDecodeArgs {
   int rows, heads, groups, channels;
   Dtype dtype;
   float scale;
+  float softcap;  // 0: none
   int64_t window;
   const float* slopes;
+  const float* sinks = nullptr;  // [heads]; null: none
   const float* bias = nullptr;  // of the first head at distance 0
   int64_t bias_stride = 0;
   const float *cos = nullptr, *sin = nullptr;  // RoPE of queries and new keys; null: none
@@ -110,6 +112,7 @@ struct FusedAttentionArgs {
   int batch, heads, groups, channels;
   Dtype dtype;
   float scale;
+  float softcap;     // 0: none
   KeyRange* ranges;  // [batch, queries] with segments: written by the forward; else null
   HeadTensor q, k, v, y, dy, dq, dk, dv;
   float* logsumexp;  // [batch, heads, queries], base 2; inf without keys

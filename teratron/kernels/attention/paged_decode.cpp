@@ -43,6 +43,9 @@ void require_inputs(const PagedDecodeInputs& inputs, const PagedDecodeOptions& o
                     bias.size(0) == groups * q.size(2) && !options.alibi_slopes.defined() &&
                     (bias.size(1) + 1) / 2 >= inputs.table_RP.size(1) * options.page_size);
   }
+  if (const at::Tensor& sinks = options.sinks; sinks.defined())
+    TERATRON_ASSERT(sinks.scalar_type() == at::kFloat && sinks.is_contiguous() &&
+                    sinks.numel() == groups * q.size(2));
   if (!options.rotation) return;
   const RopeTable& table = options.rotation->table;
   TERATRON_ASSERT(paged_decode_rotates(*options.rotation, q.scalar_type()) &&
@@ -112,8 +115,10 @@ at::Tensor paged_decode(const PagedDecodeInputs& inputs, const PagedDecodeOption
                              .channels = static_cast<int>(channels),
                              .dtype = dtype_of(q),
                              .scale = static_cast<float>(options.scale),
+                             .softcap = static_cast<float>(options.softcap),
                              .window = options.window,
                              .slopes = static_cast<const float*>(address(options.alibi_slopes)),
+                             .sinks = static_cast<const float*>(address(options.sinks)),
                              .splits = static_cast<int>(splits),
                              .clustered = clustered,
                              .partial = static_cast<float*>(address(partial)),

@@ -29,12 +29,16 @@ struct PagedDecodeInputs {
 
 struct PagedDecodeOptions {
   double scale = 1.0;
+  double softcap = 0.0;  // c: scores are c tanh(scale q K^T / c) + bias; 0: none
   int64_t window = 0;  // number of keys that a query sees, its own included; 0: all
   int64_t page_size = 16;
   at::Tensor alibi_slopes = {};  // f32 [N]; undefined: none
   /// f32 [N, 2 * L - 1], contiguous, with L >= P * page_size: biases of the heads for the distances
   /// -(L - 1), ..., L - 1 of a key from the last position; undefined: none. Not with ALiBi.
   at::Tensor distance_bias = {};
+  /// f32 [N], contiguous: a score of each head that takes part in the sum of the softmax only; undefined:
+  /// none.
+  at::Tensor sinks = {};
   std::optional<QkvRotation> rotation = {};  // its positions are those of the rows
 };
 

@@ -44,7 +44,7 @@ __device__ void merge_cluster(const typename Keys::Work& work, HeadSums<Keys::H,
         [&](int s) { return read_of_block(&mine.weight[h], s); },
         [&](int s) { return read_of_block(&mine.value[at], s); });
     static_cast<typename Keys::T*>(work.args.out)[work.out_head() * channels + i] =
-        round_to<typename Keys::T>(sum.value / sum.weight);
+        round_to<typename Keys::T>(normalized(work.args, work.head() + h, sum.top, sum.weight, sum.value));
   }
   cluster_sync();  // a block that has ended cannot be read
 }
@@ -59,7 +59,8 @@ __device__ void store_result(const typename Keys::Work& work, const HeadSums<Key
     const int64_t head = work.out_head() + h;
     const float value = result.value[result.at(h, c)];
     if (args.splits == 1) {
-      static_cast<T*>(args.out)[head * args.channels + c] = round_to<T>(value / result.weight[h]);
+      static_cast<T*>(args.out)[head * args.channels + c] =
+          round_to<T>(normalized(args, work.head() + h, result.max[h], result.weight[h], value));
       continue;
     }
     float* const part = args.partial + (head * args.splits + blockIdx.x) * (args.channels + 2);
@@ -114,7 +115,8 @@ __global__ void merge_kernel(PagedDecodeArgs args) {
       value += factor * part(split)[2 + c];
       weight += factor * part(split)[1];
     }
-    static_cast<T*>(args.out)[head * args.channels + c] = round_to<T>(value / weight);
+    static_cast<T*>(args.out)[head * args.channels + c] =
+        round_to<T>(normalized(args, static_cast<int>(blockIdx.x), top, weight, value));
   }
 }
 

@@ -66,6 +66,11 @@ struct PagedWork {
     if (args.bias == nullptr) return slope * static_cast<float>(distance);
     return h < heads ? args.bias[(head() + h) * args.bias_stride + min(distance, 0)] : 0.0f;
   }
+  /// A score before its bias, with the soft cap if there is one.
+  __device__ float capped(float score) const {
+    if (args.softcap == 0.0f) return score;
+    return args.softcap - 2.0f * args.softcap / (1.0f + fast_exp(2.0f * score / args.softcap));
+  }
   __device__ const T* query(int h) const {
     return static_cast<const T*>(args.q) + row * args.q_stride_row + group * args.q_stride_group +
            (first + h) * args.q_stride_head;
@@ -149,6 +154,14 @@ struct alignas(16) HeadSums {
 
   __device__ static int at(int h, int channel) { return h * W + h / 2 * 2 + channel; }
 };
+
+/// value / weight of sums relative to the score `top`, with the sink of a head (of all in the model).
+__device__ inline float normalized(const PagedDecodeArgs& args, int head, float top, float weight,
+                                   float value) {
+  if (args.sinks == nullptr) return value / weight;
+  const float sink = args.sinks[head], most = fmaxf(top, sink), factor = fast_exp(top - most);
+  return value * factor / fmaf(weight, factor, fast_exp(sink - most));
+}
 
 /// The sum over `count` parts at one channel of a head; at most `most` parts.
 struct MergedSum {

@@ -89,7 +89,7 @@ struct PagedTeams {
       const int j = position(first_key, u);
 #pragma unroll
       for (int h = 0; h < H; ++h) {
-        const float s = score(h, key) + work.bias(h, slope[h], j - keys.last);
+        const float s = work.capped(score(h, key)) + work.bias(h, slope[h], j - keys.last);
         if (j >= keys.end) continue;
         const float top = fmaxf(max[h], s), keep = fast_exp(max[h] - top), own = fast_exp(s - top);
         max[h] = top;

@@ -103,7 +103,7 @@ struct PagedTiles {
     for (int i = 0; i < 4; ++i) {
       const int j = key_of(first_key, i / 2);
       const float bias = work.bias(2 * t() + i % 2, slope[i % 2], j - keys.last);
-      score[i] = j < keys.end ? fmaf(even[i] + odd[i], work.args.scale, bias) : -INFINITY;
+      score[i] = j < keys.end ? work.capped((even[i] + odd[i]) * work.args.scale) + bias : -INFINITY;
     }
   }
 

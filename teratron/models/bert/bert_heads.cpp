@@ -69,7 +69,8 @@ at::Tensor BertHeads::lm_logits(const at::Tensor& x_NBH) {
 }
 
 at::Tensor BertHeads::lm_losses(const at::Tensor& x_NBH, const at::Tensor& labels_NB) {
-  return linear_cross_entropy(transform(x_NBH), output_layer_, labels_NB, vocabulary_, &output_bias_);
+  return linear_cross_entropy(transform(x_NBH), output_layer_, labels_NB,
+                              {.vocabulary = vocabulary_, .bias = &output_bias_});
 }
 
 at::Tensor BertHeads::binary_logits(const at::Tensor& x_BH) {

@@ -49,6 +49,11 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
     rope_ = std::make_unique<RotaryEmbedding>(
         RotaryEmbedding::Options{config.rope, config.kv_channels, config.max_positions},
         parameters.options().tensors());
+    if (config.local_rope) {
+      local_rope_ = std::make_unique<RotaryEmbedding>(
+          RotaryEmbedding::Options{*config.local_rope, config.kv_channels, config.max_positions},
+          parameters.options().tensors());
+    }
   }
   const Scope decoder = root / "decoder";
   layers_ =
@@ -86,7 +91,8 @@ at::Tensor GPT::embed(const MicroBatch& batch, const LayerContext& context) {
 }
 
 Activations GPT::forward(const Activations& input, const MicroBatch& batch, LayerStates* states) {
-  const LayerContext context = layer_context(batch, config_, rope_.get());
+  LayerContext context = layer_context(batch, config_, rope_.get());
+  context.local_rope = local_rope_.get();
   at::Tensor x_SBH = stage().embedding ? embed(batch, context) : input["hidden"];
   notify(stage().embedding ? "embedding" : "the previous stage", x_SBH, batch);
   const Hidden y = layers_->forward(std::move(x_SBH), context, states);
@@ -106,14 +112,16 @@ at::Tensor GPT::scaled(const at::Tensor& hidden_SBH) const {
 }
 
 at::Tensor GPT::logits(const Activations& output) {
-  return linear(scaled(output["hidden"]), *output_layer_);
+  const at::Tensor logits = linear(scaled(output["hidden"]), *output_layer_);
+  return soft_capped_logits(logits, config_.logits_softcap).to(logits.scalar_type());
 }
 
 at::Tensor GPT::token_losses(const Activations& output, const MicroBatch& batch) {
   const at::Tensor hidden_SBH = scaled(output["hidden"]);
   const at::Tensor& labels_SB = batch["labels"];
+  const OutputLossOptions options{.vocabulary = config_.vocabulary, .softcap = config_.logits_softcap};
   if (config_.loss_chunks == 1)
-    return linear_cross_entropy(hidden_SBH, *output_layer_, labels_SB, config_.vocabulary);
+    return linear_cross_entropy(hidden_SBH, *output_layer_, labels_SB, options);
   // Under sequence parallelism a chunk is some rows of every rank's sequence shard.
   const int64_t parts = parallel_.sequence_parallel ? parallel_.group.size : 1;
   const int64_t rows = hidden_SBH.size(0);
@@ -123,9 +131,9 @@ at::Tensor GPT::token_losses(const Activations& output, const MicroBatch& batch)
   const std::vector<at::Tensor> labels = labels_SB.unflatten(0, {parts, rows}).split(chunk_rows, 1);
   std::vector<at::Tensor> losses;
   for (size_t i = 0; i < hidden.size(); ++i) {
-    const RecomputeFunction chunk_losses = [this,
+    const RecomputeFunction chunk_losses = [this, options,
                                             labels_SB = labels[i].flatten(0, 1)](at::TensorList inputs) {
-      return linear_cross_entropy(inputs[0], *output_layer_, labels_SB, config_.vocabulary);
+      return linear_cross_entropy(inputs[0], *output_layer_, labels_SB, options);
     };
     const at::Tensor losses_SB =
         recompute(chunk_losses, {hidden[i]}, {.parameters = {&output_layer_->weight()}});

@@ -43,7 +43,7 @@ class GPT : public Model {
   std::unique_ptr<VocabParallelEmbedding> word_embeddings_;
   std::unique_ptr<Norm> embedding_norm_;
   std::unique_ptr<Embedding> position_embeddings_;
-  std::unique_ptr<RotaryEmbedding> rope_;
+  std::unique_ptr<RotaryEmbedding> rope_, local_rope_;
   std::unique_ptr<LayerStack> layers_;
   std::unique_ptr<Norm> final_norm_;
   std::optional<ParallelMatmul> output_layer_;  // with the word embeddings' weight if tied

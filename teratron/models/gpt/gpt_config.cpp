@@ -13,6 +13,7 @@ GPTConfig gpt_config(const Arguments& args, int64_t tokenizer_size) {
   if (args.scale_embeddings) config.embedding_scale = std::sqrt(static_cast<double>(config.hidden));
   config.embedding_multiplier = args.embedding_multiplier;
   config.logits_multiplier = args.logits_multiplier;
+  config.logits_softcap = args.final_logit_softcapping;
   config.first_position_row = args.position_embedding_offset;
   config.loss_chunks = args.loss_chunks;
   config.fp8_output_layer = args.fp8_output_proj;

@@ -112,6 +112,7 @@ Family gpt_family() {
 ModelPlan gpt_plan(const GPTConfig& config, const BatchSchema& batch) {
   ModelPlan plan = language_model_plan(config, "decoder", batch);
   plan.layer_sums = expert_sums(config.experts);
+  if (!config.rope.longrope.short_factors.empty()) plan.text.longest_short = config.rope.longrope.positions;
   plan.build = [config](const StageContext& context) {
     return std::make_unique<GPT>(context.parameters, stage_config(config, context), context.stage,
                                  context.parallel, context.mesh);

@@ -1,6 +1,7 @@
-// GPT in files of other programs: Hugging Face's GPT-2, Llama, Mistral, Qwen2 (and 2.5), Qwen3, Gemma and
-// OLMo 2 (hf_experts_families.cpp and hf_layernorm_families.cpp have more), and Megatron-LM's checkpoints.
+// GPT in files of other programs: Hugging Face's GPT-2, Llama, Mistral, Qwen2 (and 2.5), Qwen3, Gemma,
+// OLMo 2 and 3 (hf_experts_families.cpp and hf_layernorm_families.cpp have more), and Megatron-LM's checkpoints.
 #include "teratron/models/family_formats.h"
+#include "teratron/models/gpt/hf_layer_keys.h"
 #include "teratron/models/gpt/hf_keys.h"
 #include "teratron/models/megatron_rows.h"
 
@@ -12,6 +13,13 @@ using namespace hf_rows;
 using namespace gpt_hf_keys;
 
 namespace {
+
+void read_olmo3_rope(std::string_view, HfConfig& config) {
+  read_rope_types(config, {.base = 5e5});
+}
+void write_olmo3_rope(std::string_view, HfConfig& config) {
+  write_rope_types(config, {.base = 5e5});
+}
 
 // clang-format off
 
@@ -115,6 +123,15 @@ const std::vector<HfKey> olmo2_keys = {
     setting_is("qk_layernorm_all_heads", true),
     setting_is("norm_position", "output")};
 
+const std::vector<HfKey> olmo3_keys = {
+    attention_bias, setting_is("add_bias_linear", false), no_qkv_bias,
+    {"layer_types", "window_size", {.read = read_window_types<4>, .write = write_window_types}},
+    {"rope_parameters", "rotary_base", {.read = read_olmo3_rope, .write = write_olmo3_rope}},
+    {"", "rotary_base_local", {.export_only = true}},
+    {"rms_norm_eps", "norm_epsilon", {.otherwise = 1e-5}}, setting_is("qk_layernorm", true),
+    setting_is("qk_layernorm_all_heads", true),
+    setting_is("norm_position", "output")};
+
 const json gpt2_defaults = {
     {"vocab_size", 50257}, {"n_positions", 1024}, {"n_embd", 768}, {"n_layer", 12}, {"n_head", 12}};
 const json llama_defaults = {{"vocab_size", 32000}, {"hidden_size", 4096}, {"intermediate_size", 11008},
@@ -130,6 +147,8 @@ const json qwen2_defaults = {
 const json gemma_defaults = {
     {"vocab_size", 256000}, {"hidden_size", 3072}, {"intermediate_size", 24576}, {"num_hidden_layers", 28},
     {"num_attention_heads", 16}, {"num_key_value_heads", 16}, {"max_position_embeddings", 8192}};
+const json olmo3_defaults = {{"vocab_size", 50304}, {"hidden_size", 4096}, {"intermediate_size", 11008},
+                             {"num_hidden_layers", 32}, {"num_attention_heads", 32}, {"sliding_window", 4096}};
 const json olmo2_defaults = {{"vocab_size", 50304}, {"hidden_size", 4096}, {"intermediate_size", 11008},
                              {"num_hidden_layers", 32}, {"num_attention_heads", 32}};
 
@@ -199,9 +218,15 @@ std::vector<HfFamily> gpt_models() {
       llama_like("mistral", "MistralForCausalLM", mistral_keys, mistral_defaults),
       with_other_key(llama_like("gemma", "GemmaForCausalLM", gemma_keys, gemma_defaults),
                      "hidden_activation"),
-      llama_like("olmo2", "Olmo2ForCausalLM", olmo2_keys, olmo2_defaults)};
-  families.back().tensors = olmo2_tensors();
+      llama_like("olmo2", "Olmo2ForCausalLM", olmo2_keys, olmo2_defaults),
+      llama_like("olmo3", "Olmo3ForCausalLM", olmo3_keys, olmo3_defaults)};
+  for (HfFamily& family : families) {
+    if (family.model_type.starts_with("olmo")) family.tensors = olmo2_tensors();
+  }
   for (HfFamily& family : experts_families()) families.push_back(std::move(family));
+  for (HfFamily& family : variant_families()) families.push_back(std::move(family));
+  for (HfFamily& family : gemma_families()) families.push_back(std::move(family));
+  families.push_back(gpt_oss_family());
   for (HfFamily& family : linear_families()) families.push_back(std::move(family));
   for (HfFamily& family : layernorm_families()) families.push_back(std::move(family));
   for (HfFamily& family : families) family.peft_task = "CAUSAL_LM";
@@ -213,6 +238,18 @@ std::vector<HfFamily> gpt_models() {
 FamilyFormats gpt_formats() {
   return {
       .hf = gpt_models(),
+      .refused_hf = {{"gemma3n", "its layers have embeddings of their own and several residual streams"},
+                     {"gemma3n_text", "its layers have embeddings of their own and several residual streams"},
+                     {"gemma4", "its layers have embeddings of their own, and share keys and values"},
+                     {"gemma4_text", "its layers have embeddings of their own, and share keys and values"},
+                     {"deepseek_v32", "its attention is sparse, with keys that an indexer chooses"},
+                     {"deepseek_v4", "its attention is sparse, and residual streams are mixed by hyper-connections"},
+                     {"llama4", "its attention sees chunks, with scales by position, and probabilities multiply the inputs of experts"},
+                     {"llama4_text", "its attention sees chunks, with scales by position, and probabilities multiply the inputs of experts"},
+                     {"cohere", "its layers have one norm, a LayerNorm without bias"},
+                     {"cohere2", "its layers have one norm, a LayerNorm without bias"},
+                     {"ernie4_5_moe", "biases choose experts by softmax scores"},
+                     {"nanochat", "its norms have no weights"}},
       .hf_classifier =
           HfTensorRow{"classification_head.weight", same, {"score.weight"}, {"num_classes", hidden}},
       .megatron = MegatronModel{

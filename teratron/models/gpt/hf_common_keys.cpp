@@ -27,6 +27,15 @@ static HfKey factor_is_one(std::string_view setting) {
   return {"", setting, {.must_be = 1.0, .export_only = true}};
 }
 
+template <const std::string_view& setting>
+static void write_not_set(std::string_view, HfConfig& config) {
+  const json& value = config.settings.at(setting);
+  if (!value.is_null()) config.problem("{} is {}", setting, value.dump());
+}
+
+static constexpr std::string_view no_rope_freq = "no_rope_freq", local_base = "rotary_base_local",
+                                  clamp = "activation_func_clamp_value";
+
 static void write_usual_scale(std::string_view, HfConfig& config) {
   const json& scale = config.settings.at("softmax_scale");
   if (!scale.is_null()) config.problem("softmax_scale is {}", scale.dump());
@@ -57,6 +66,14 @@ static const std::vector<HfKey>& common_keys() {
     {"", "mamba_multipliers", {.must_be = json::array(), .export_only = true}},
     {"", "mamba_gate", {.must_be = "before-norm", .export_only = true}},
     {"", "softmax_scale", {.export_only = true, .write = write_usual_scale}},
+    {"", "attn_logit_softcapping", {.must_be = 0.0, .export_only = true}},
+    {"", "final_logit_softcapping", {.must_be = 0.0, .export_only = true}},
+    {"", "softmax_type", {.must_be = "vanilla", .export_only = true}},
+    {"", no_rope_freq, {.export_only = true, .write = write_not_set<no_rope_freq>}},
+    {"", local_base, {.export_only = true, .write = write_not_set<local_base>}},
+    {"", clamp, {.export_only = true, .write = write_not_set<clamp>}},
+    {"", "longrope_short_factors", {.must_be = json::array(), .export_only = true}},
+    only_without("quick_geglu"), {"", "glu_linear_offset", {.must_be = 0.0, .export_only = true}},
     only_without("embedding_layernorm"), only_without("scale_embeddings"),
     only_without("apply_layernorm_1p"), only_without("apply_residual_connection_post_layernorm")};
   return keys;

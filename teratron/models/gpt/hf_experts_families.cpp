@@ -3,7 +3,7 @@
 
 #include "teratron/base/config/layer_pattern.h"
 #include "teratron/base/error.h"
-#include "teratron/models/gpt/hf_keys.h"
+#include "teratron/models/gpt/hf_experts_keys.h"
 
 namespace teratron::gpt_hf_keys {
 
@@ -13,8 +13,6 @@ using nlohmann::json;
 
 namespace {
 
-constexpr std::string_view expert_ffn = "moe_ffn_hidden_size",
-                           shared_ffn = "moe_shared_expert_intermediate_size";
 constexpr int64_t most_expert_layers = 1 << 20;
 
 void refuse_unless(HfConfig& config, std::string_view setting, const json& value) {
@@ -22,8 +20,10 @@ void refuse_unless(HfConfig& config, std::string_view setting, const json& value
   if (actual != value) config.problem("{} is {}, not {}", setting, actual.dump(), value.dump());
 }
 
+}  // namespace
+
 // What no router of transformers has.
-void write_router(std::string_view, HfConfig& config) {
+void write_plain_router(std::string_view, HfConfig& config) {
   refuse_unless(config, "moe_router_score_function", "softmax");
   refuse_unless(config, "moe_router_topk_scaling_factor", nullptr);
   refuse_unless(config, "moe_router_num_groups", nullptr);
@@ -36,18 +36,22 @@ void write_router(std::string_view, HfConfig& config) {
 void read_normalized(std::string_view key, HfConfig& config) {
   config.settings["moe_router_pre_softmax"] = !config.get(key, false).get<bool>();
 }
+
 void write_normalized(std::string_view key, HfConfig& config) {
   config.keys[key] = !config.is_set("moe_router_pre_softmax");
 }
 
-void read_mixtral_ffn(std::string_view key, HfConfig& config) {
+void read_expert_ffn(std::string_view key, HfConfig& config) {
   const json size = config.get(key, nullptr);
   config.settings[std::string(ffn)] = size;
   config.settings[std::string(expert_ffn)] = size;
 }
-void write_mixtral_ffn(std::string_view key, HfConfig& config) {
+
+void write_expert_ffn(std::string_view key, HfConfig& config) {
   config.keys[key] = config.settings.at(expert_ffn);
 }
+
+namespace {
 
 // transformers 5 writes num_local_experts, published files have num_experts.
 void write_qwen3_experts(std::string_view key, HfConfig& config) {
@@ -85,6 +89,8 @@ void write_sparse_layers(std::string_view key, HfConfig& config) {
   config.keys.update({{std::string(key), 1}, {"mlp_only_layers", only}});
 }
 
+}  // namespace
+
 void write_all_sparse(std::string_view, HfConfig& config) {
   const std::vector<int64_t> pattern = pattern_of(config, config.size("num_layers"));
   if (std::ranges::find(pattern, 0) != pattern.end())
@@ -95,15 +101,17 @@ void write_no_shared(std::string_view, HfConfig& config) {
   refuse_unless(config, shared_ffn, nullptr);
 }
 
+namespace {
+
 // clang-format off
 
 const std::vector<HfKey> attention_keys = {
     key_is("mlp_bias", false), setting_is("add_bias_linear", false),
-    {"", "moe_router_score_function", {.export_only = true, .write = write_router}}};
+    {"", "moe_router_score_function", {.export_only = true, .write = write_plain_router}}};
 
 const std::vector<HfKey> mixtral_keys = {
     key_is("attention_bias", false),
-    {"intermediate_size", ffn, {.read = read_mixtral_ffn, .write = write_mixtral_ffn}},
+    {"intermediate_size", ffn, {.read = read_expert_ffn, .write = write_expert_ffn}},
     {"num_local_experts", "num_experts", {.otherwise = 8}},
     {"num_experts_per_tok", "moe_router_topk", {.otherwise = 2}},
     {"rms_norm_eps", "norm_epsilon", {.otherwise = 1e-5}},
@@ -129,6 +137,19 @@ const std::vector<HfKey> qwen3_moe_keys = {
     key_is("use_sliding_window", false), {"", "window_size", no_windows},
     {"", shared_ffn, {.export_only = true, .write = write_no_shared}},
     no_qkv_bias, setting_is("qk_layernorm", true)};
+
+const std::vector<HfKey> olmoe_keys = {
+    attention_bias, {"intermediate_size", ffn, {.read = read_expert_ffn, .write = write_expert_ffn}},
+    {"num_experts", "num_experts", {.otherwise = 64}},
+    {"num_experts_per_tok", "moe_router_topk", {.otherwise = 8}},
+    {"norm_topk_prob", "moe_router_pre_softmax", {.read = read_normalized, .write = write_normalized}},
+    {"rms_norm_eps", "norm_epsilon", {.otherwise = 1e-5}},
+    {"", "moe_layer_freq", {.export_only = true, .write = write_all_sparse}},
+    {"", shared_ffn, {.export_only = true, .write = write_no_shared}}, no_qkv_bias,
+    {"", "window_size", no_windows}, setting_is("qk_layernorm", true), setting_is("qk_layernorm_all_heads", true)};
+const json olmoe_defaults = {
+    {"vocab_size", 50304}, {"hidden_size", 2048}, {"intermediate_size", 2048}, {"num_hidden_layers", 16},
+    {"num_attention_heads", 16}, {"max_position_embeddings", 4096}};
 
 const std::vector<HfKey> qwen3_next_keys = {
     {"num_experts", "num_experts", {.otherwise = 512}}, {"shared_expert_intermediate_size", shared_ffn},
@@ -229,11 +250,18 @@ std::vector<HfFamily> experts_families() {
                               joined(attention_keys, {&qwen_moe_keys, &qwen2_moe_keys}), qwen2_moe_defaults);
   HfFamily qwen3 = llama_like("qwen3_moe", "Qwen3MoeForCausalLM",
                               joined(attention_keys, {&qwen_moe_keys, &qwen3_moe_keys}), qwen3_moe_defaults);
+  HfFamily olmoe =
+      llama_like("olmoe", "OlmoeForCausalLM", joined(attention_keys, {&olmoe_keys}), olmoe_defaults);
+  olmoe.aliases = {{"num_local_experts", "num_experts"}};
+  for (HfTensorRow& row : olmoe.tensors[1].rows) {
+    if (row.name == "self_attention.q_layernorm.weight") row.shape = {queries};
+    if (row.name == "self_attention.k_layernorm.weight") row.rule = HfRule::keys, row.shape = {queries};
+  }
   mixtral.aliases = {{"num_experts", "num_local_experts"}};
   qwen3.aliases = {{"num_local_experts", "num_experts"}};
   return {with_experts(std::move(mixtral), {&mixtral_experts}),
           with_experts(std::move(qwen2), {&qwen_experts, &shared_experts}),
-          with_experts(std::move(qwen3), {&qwen_experts})};
+          with_experts(std::move(qwen3), {&qwen_experts}), with_experts(std::move(olmoe), {&qwen_experts})};
 }
 
 }  // namespace teratron::gpt_hf_keys

@@ -111,6 +111,7 @@ constexpr std::string_view rope_dict_keys[] = {"rope_type",        "type",
                                                "attention_factor", "beta_fast",
                                                "beta_slow",        "mscale",
                                                "mscale_all_dim",   "truncate",
+                                               "short_factor",     "long_factor",
                                                "finetuned"};
 
 // The dict of a newer file, or of an older one's scaling, merged into the keys. Where both are there, every
@@ -189,6 +190,8 @@ void read_rope_type(HfConfig& config) {
     read_llama3(config);
   } else if (type == "yarn") {
     read_yarn(config);
+  } else if (type == "longrope") {
+    read_longrope(config);
   } else if (type != "default") {
     config.problem("rope type '{}' is not supported", printable(type));
   }

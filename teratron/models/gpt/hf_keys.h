@@ -72,6 +72,13 @@ HfFamily with_qwen_experts(HfFamily family);
 std::vector<HfFamily> experts_families();
 /// Qwen3-Next, Qwen3.5, OLMo hybrid.
 std::vector<HfFamily> linear_families();
+/// Phi-3, Granite, SmolLM3, Seed-OSS, GLM-4, StarCoder2.
+std::vector<HfFamily> variant_families();
+/// LongRoPE, of merged keys (read_rope).
+void read_longrope(HfConfig& config);
+/// Gemma 2 and 3.
+std::vector<HfFamily> gemma_families();
+HfFamily gpt_oss_family();
 /// BLOOM, GPT-NeoX and OPT: LayerNorm and biases everywhere.
 std::vector<HfFamily> layernorm_families();
 

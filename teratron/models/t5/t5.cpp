@@ -213,8 +213,8 @@ std::vector<InferenceOutput> T5::inference_outputs(const Activations& output) {
 }
 
 at::Tensor T5::token_losses(const Activations& output, const MicroBatch& batch) {
-  return linear_cross_entropy(head_input(output), *output_layer_, batch["labels"], config_.vocabulary,
-                              output_bias_);
+  return linear_cross_entropy(head_input(output), *output_layer_, batch["labels"],
+                              {.vocabulary = config_.vocabulary, .bias = output_bias_});
 }
 
 }  // namespace teratron

@@ -23,7 +23,7 @@ PositionEmbedding position_embedding(const Arguments& args) {
 }
 
 Activation activation(const Arguments& args) {
-  if (args.swiglu) return Activation::swiglu;
+  if (args.swiglu || args.quick_geglu) return Activation::swiglu;
   if (args.geglu) return Activation::geglu;
   if (args.relu) return Activation::relu;
   if (args.squared_relu) return Activation::squared_relu;
@@ -48,7 +48,30 @@ RotaryConfig rotary_config(const Arguments& args) {
           .interpolation = static_cast<double>(args.rotary_seq_len_interpolation_factor.value_or(1)),
           .llama3_factor = args.use_rope_scaling ? args.rope_scaling_factor : 0.0,
           .llama3_positions = static_cast<double>(args.rope_scaling_original_max_position_embeddings),
-          .yarn = yarn(args)};
+          .yarn = yarn(args),
+          .longrope = {.short_factors = args.longrope_short_factors,
+                       .long_factors = args.longrope_long_factors,
+                       .positions = args.longrope_original_max_position_embeddings,
+                       .magnitude = args.longrope_attention_factor}};
+}
+
+// Without scaling of positions.
+std::optional<RotaryConfig> local_rope(const Arguments& args) {
+  if (!args.rotary_base_local) return std::nullopt;
+  return RotaryConfig{.base = static_cast<double>(*args.rotary_base_local),
+                      .percent = args.rotary_percent,
+                      .interleaved = args.rotary_interleaved};
+}
+
+GluVariant glu(const Arguments& args) {
+  return {.slope = args.quick_geglu ? args.quick_geglu_slope : 1.0,
+          .offset = args.glu_linear_offset,
+          .limit = args.activation_func_clamp_value.value_or(0.0)};
+}
+
+SoftmaxType softmax_type(const Arguments& args) {
+  if (args.softmax_type == "learnable") return SoftmaxType::learnable;
+  return args.softmax_type == "vanilla" ? SoftmaxType::vanilla : SoftmaxType::off_by_one;
 }
 
 std::vector<ContextParallelComm> context_parallel_comm(const Arguments& args) {
@@ -152,12 +175,17 @@ TransformerConfig transformer_config(const Arguments& args) {
           .kv_channels = args.kv_channels.value_or(0),
           .position = position_embedding(args),
           .rope = rotary_config(args),
+          .local_rope = local_rope(args),
+          .no_rope = args.no_rope_freq
+                         ? parse_no_rope_layers(*args.no_rope_freq, *args.num_layers).value()
+                         : std::vector<int64_t>(),
           .relative = {.buckets = args.relative_attention_num_buckets,
                        .max_distance = args.relative_attention_max_distance},
           .norm = {.kind = args.normalization == "RMSNorm" ? NormKind::rms : NormKind::layer,
                    .eps = args.norm_epsilon,
                    .zero_centered = args.apply_layernorm_1p},
           .activation = activation(args),
+          .glu = glu(args),
           .linear_bias = args.add_bias_linear,
           .qkv_bias = args.add_qkv_bias,
           .attention_bias = args.add_attention_bias,
@@ -166,11 +194,14 @@ TransformerConfig transformer_config(const Arguments& args) {
           .qk_norm_all_heads = args.qk_layernorm_all_heads,
           .residual_after_norm = args.apply_residual_connection_post_layernorm,
           .norm_outputs = args.norm_position == "output",
+          .sandwich_norms = args.norm_position == "both",
           .parallel_residual = args.parallel_residual,
           .fp32_residual = args.fp32_residual_connection && (args.bf16 || args.fp16),
           .query_key_layer_scaling = args.apply_query_key_layer_scaling,
           .residual_multiplier = args.residual_multiplier,
           .softmax_scale = args.softmax_scale.value_or(0.0),
+          .score_softcap = args.attn_logit_softcapping,
+          .softmax = softmax_type(args),
           .windows = attention_windows({args.window_size, args.window_attn_skip_freq}, *args.num_layers),
           .context_parallel_comm = context_parallel_comm(args),
           .init_std = args.init_method_std,

@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "teratron/kernels/norm/norm.h"
 #include "teratron/kernels/pointwise/activation.h"
-#include "teratron/nn/attention/attention.h"
+#include "teratron/kernels/pointwise/glu_input.h"
+#include "teratron/nn/attention/attention_layer.h"
 #include "teratron/nn/attention/context_parallel/context_parallel.h"
 #include "teratron/nn/attention/relative_position.h"
 #include "teratron/nn/attention/rope.h"
@@ -71,9 +73,12 @@ struct TransformerConfig {
   bool cross_attention = false;  // to the output of an encoder (LayerContext)
   PositionEmbedding position = PositionEmbedding::learned_absolute;
   RotaryConfig rope;
+  std::optional<RotaryConfig> local_rope;  // of layers with a window
+  std::vector<int64_t> no_rope;            // 1: the layer has no rotation; empty: all have
   RelativePositions relative;
   NormOptions norm;
   Activation activation = Activation::gelu;
+  GluVariant glu;  // of SwiGLU
   bool linear_bias = true;
   bool qkv_bias = false;        // bias of the QKV projection alone
   bool attention_bias = false;  // biases of self-attention alone
@@ -82,12 +87,15 @@ struct TransformerConfig {
   bool qk_norm_all_heads = false;    // over all heads together; RMS norm
   bool residual_after_norm = false;  // the residual branches off after the norm
   bool norm_outputs = false;         // of attention and MLP, instead of their inputs
+  bool sandwich_norms = false;       // of their outputs besides their inputs (Gemma 2)
   bool parallel_residual = false;    // attention and MLP read the same residual stream
   bool fp32_residual = false;        // the residual stream is fp32 for any weight dtype
   bool query_key_layer_scaling = false;
   double residual_multiplier = 1.0;  // of what is added to the residual stream
   double gate_multiplier = 1.0;      // of the gates of MLPs
   double softmax_scale = 0.0;        // of attention scores; 0: 1 / sqrt(kv_channels)
+  double score_softcap = 0.0;        // see AttentionRequest
+  SoftmaxType softmax = SoftmaxType::vanilla;
   /// Sliding window of each layer, 0: none (see AttentionRequest); empty: none.
   std::vector<int64_t> windows;
   /// Communication of each layer's attention under context parallelism; empty: p2p.

@@ -32,6 +32,12 @@ uint64_t dropout_site(const TransformerConfig& config, int64_t layer, uint64_t n
   return config.first_dropout_site + many_sites + sites_of_layer * before + number;
 }
 
+static RopeKind rope_kind(const TransformerConfig& config, int64_t layer) {
+  if (!config.no_rope.empty() && config.no_rope.at(layer) != 0) return RopeKind::none;
+  const bool windowed = !config.windows.empty() && config.windows.at(layer) > 0;
+  return config.local_rope && windowed ? RopeKind::local : RopeKind::usual;
+}
+
 AttentionLayerOptions self_attention_options(const TransformerConfig& config, int64_t layer) {
   return {.hidden = config.hidden,
           .heads = config.heads,
@@ -50,6 +56,9 @@ AttentionLayerOptions self_attention_options(const TransformerConfig& config, in
           .alibi = config.position == PositionEmbedding::alibi,
           .distance_bias = config.position == PositionEmbedding::relative,
           .scale = config.softmax_scale,
+          .softcap = config.score_softcap,
+          .softmax = config.softmax,
+          .rope = rope_kind(config, layer),
           .window = config.windows.empty() ? 0 : config.windows.at(layer),
           .score_divisor = config.query_key_layer_scaling ? static_cast<double>(layer + 1) : 1.0,
           .recompute_core = config.recompute.granularity == RecomputeConfig::Granularity::attention_core,
@@ -69,6 +78,7 @@ AttentionLayerOptions cross_attention_options(const TransformerConfig& config, i
   options.alibi = false;
   options.distance_bias = false;
   options.window = 0;
+  options.softmax = SoftmaxType::vanilla;
   return options;
 }
 
@@ -78,6 +88,7 @@ MlpOptions mlp_options(const TransformerConfig& config) {
           .activation = config.activation,
           .bias = config.linear_bias,
           .gate_multiplier = config.gate_multiplier,
+          .glu = config.glu,
           .fc1_init = weight_init(config),
           .fc2_init = output_init(config)};
 }
@@ -92,6 +103,7 @@ MoeOptions moe_options(const TransformerConfig& config, int64_t layer) {
   ExpertsOptions& experts = options.experts;
   experts.hidden = config.hidden;
   experts.activation = config.activation;
+  experts.glu = config.glu;
   experts.fc1_init = weight_init(config);
   experts.fc2_init = output_init(config);
   options.latent_in_init = weight_init(config);

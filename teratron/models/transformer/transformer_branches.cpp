@@ -9,10 +9,16 @@ namespace teratron {
 
 namespace {
 
+struct BranchNames {
+  const char *norm, *part;
+  const char* second_norm;  // of the output, besides that of the input: a name of NVIDIA's Megatron Bridge
+};
+
 // The norm keeps its name where it normalizes the output.
-BranchOptions branch_of(const TransformerConfig& config, const char* norm, const char* part) {
-  BranchOptions branch{.part = part};
-  (config.norm_outputs ? branch.output_norm : branch.norm) = norm;
+BranchOptions branch_of(const TransformerConfig& config, const BranchNames& names) {
+  BranchOptions branch{.part = names.part};
+  (config.norm_outputs ? branch.output_norm : branch.norm) = names.norm;
+  if (config.sandwich_norms) branch.output_norm = names.second_norm;
   return branch;
 }
 
@@ -32,7 +38,8 @@ std::vector<Operator> mlp_operators(const std::string& name, const MlpOptions& o
 
 BranchOptions self_attention_branch(const TransformerConfig& config, int64_t layer) {
   const AttentionLayerOptions options = self_attention_options(config, layer);
-  BranchOptions branch = branch_of(config, "input_layernorm", "self_attention");
+  BranchOptions branch = branch_of(
+      config, {"input_layernorm", "self_attention", "self_attention.linear_proj.post_layernorm"});
   branch.mixer = mixer_factory<SelfAttention>(options);
   branch.operators = mixer_operators(self_attention_operators, options);
   branch.dropout = attention_output;
@@ -41,7 +48,8 @@ BranchOptions self_attention_branch(const TransformerConfig& config, int64_t lay
 
 BranchOptions cross_attention_branch(const TransformerConfig& config, int64_t layer) {
   const AttentionLayerOptions options = cross_attention_options(config, layer);
-  BranchOptions branch = branch_of(config, "pre_cross_attn_layernorm", "cross_attention");
+  BranchOptions branch = branch_of(
+      config, {"pre_cross_attn_layernorm", "cross_attention", "cross_attention.linear_proj.post_layernorm"});
   branch.mixer = mixer_factory<CrossAttention>(options);
   branch.operators = mixer_operators(cross_attention_operators, options);
   branch.dropout = cross_output;
@@ -49,7 +57,7 @@ BranchOptions cross_attention_branch(const TransformerConfig& config, int64_t la
 }
 
 BranchOptions feed_forward_branch(const TransformerConfig& config, int64_t layer) {
-  BranchOptions branch = branch_of(config, "pre_mlp_layernorm", "mlp");
+  BranchOptions branch = branch_of(config, {"pre_mlp_layernorm", "mlp", "mlp.linear_fc2.post_layernorm"});
   branch.dropout = mlp_output;
   if (config.experts.in(layer)) {
     const MoeOptions options = moe_options(config, layer);

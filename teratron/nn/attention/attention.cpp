@@ -11,6 +11,7 @@
 #include "teratron/kernels/common/dispatch.h"
 #include "teratron/kernels/gemm/gemm_cpu.h"
 #include "teratron/nn/attention/backend.h"
+#include "teratron/nn/attention/sinks.h"
 #include "teratron/nn/attention/split_qkv.h"
 
 namespace teratron {
@@ -131,6 +132,7 @@ AttentionShape shape_of(const AttentionRequest& request) {
           .scale = request.scale,
           .dropout = request.dropout,
           .biased = request.alibi_slopes.defined() || request.distance_bias.defined(),
+          .capped = request.softcap > 0.0,
           .fits_fused_kernel = fused_attention_supports({q, k, request.v_SBGD, request.distance_bias}),
           .deterministic = at::globalContext().deterministicAlgorithms()};
 }
@@ -168,6 +170,7 @@ at::Tensor upcast_for_gemm(const at::Tensor& x, int64_t queries) {
 }
 
 at::Tensor attention(const AttentionRequest& request) {
+  if (request.sinks_N.defined()) return attention_with_sinks(request);
   const AttentionBackend backend = choose(request);
   if (!request.packed.defined() || packs(backend)) return run(backend, request);
   // Masks of dropout number the keys of a sample, and stored scores would be those of all samples together.

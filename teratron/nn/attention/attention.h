@@ -1,14 +1,15 @@
-// Attention: softmax(scale * Q K^T + bias + mask) V over several backends.
+// Attention: softmax(scale * Q K^T + bias + mask) V over several backends, optionally with a soft cap of the
+// scores before bias and mask (Gemma 2), and with sinks (gpt-oss).
 //
 // The first backend that supports everything in the request runs:
 //
 //   backend       device  supports
-//   flash-cpu     CPU     everything but dropout, ALiBi, biases and values of another width
+//   flash-cpu     CPU     everything but dropout, ALiBi, biases, soft caps and values of another width
 //   cudnn         GPU     bf16, fp16; full, or causal with Sq = Sk; Sq > 1, D <= 128, D % 8 = 0; not if ATen
 //                         must be deterministic
 //   flash-varlen  GPU     bf16, fp16; segments (at most 65,535), every mask and window; D <= 256, D % 8 = 0
 //   flash         GPU     the same without segments
-//   fused         GPU     bf16, fp16; dropout, ALiBi and biases; D <= 128, D % 8 = 0
+//   fused         GPU     bf16, fp16; dropout, ALiBi and biases, or a soft cap; D <= 128, D % 8 = 0
 //   math          both    everything, but stores the scores
 //
 // On GPUs all but math need values as wide as keys.
@@ -36,6 +37,11 @@ struct AttentionRequest {
   at::Tensor k_SBGD;
   at::Tensor v_SBGD;
   double scale = 1.0;
+  /// c: scores s are replaced by c tanh(s / c); 0: none.
+  double softcap = 0.0;
+  /// [N] of this rank's heads: a score that takes part in the sum of the softmax alone, without a value.
+  /// Differentiable. Without dropout, biases, soft cap. Undefined: none.
+  at::Tensor sinks_N = {};
   /// Within each segment, whose own numbers of queries and keys then take the place of Sq and Sk.
   Mask mask = Mask::causal;
   /// Undefined: each sample is one segment.

@@ -66,10 +66,20 @@ at::Tensor gated(const at::Tensor& x_SBF, const at::Tensor& gate_SBF) {
 
 }  // namespace
 
-CoreAttention::CoreAttention(const AttentionLayerOptions& options, const ParameterSet::Options& model,
-                             const Group& group)
-    : options_(options), tensors_(model.tensors()), group_(group) {
+CoreAttention::CoreAttention(const AttentionLayerOptions& options, const Scope& scope, const Group& group)
+    : options_(options), tensors_(scope.options().tensors()), group_(group) {
   if (options.alibi) alibi_slopes_N_ = alibi_slopes(options.heads, group_.rank * heads(), heads(), tensors_);
+  if (options.softmax == SoftmaxType::off_by_one) zero_sinks_N_ = at::zeros({heads()}, tensors_);
+  if (options.softmax != SoftmaxType::learnable) return;
+  sinks_ = &(scope / "core_attention")
+                .parameter("softmax_offset", {.shard = Shard::split({options.heads}, 0, group.size, group.rank),
+                                              .init = options.qkv_init,
+                                              .param_group = ParamGroup::no_weight_decay});
+}
+
+const RotaryEmbedding* CoreAttention::rope(const LayerContext& context) const {
+  if (options_.rope == RopeKind::none) return nullptr;
+  return options_.rope == RopeKind::local ? context.local_rope : context.rope;
 }
 
 std::unique_ptr<AttentionState> CoreAttention::make_state(LayerState* before) const {
@@ -83,6 +93,8 @@ AttentionRequest CoreAttention::request(const QueryKeyValue& qkv, const LayerCon
       .k_SBGD = qkv.k_SBGD,
       .v_SBGD = qkv.v_SBGD,
       .scale = options_.scale > 0.0 ? options_.scale : 1.0 / std::sqrt(static_cast<double>(kv_channels())),
+      .softcap = options_.softcap,
+      .sinks_N = sinks_ ? autograd_tensor(*sinks_) : zero_sinks_N_,
       .mask = options_.mask,
       .window = options_.window,
       .alibi_slopes = alibi_slopes_N_,
@@ -120,7 +132,7 @@ at::Tensor CoreAttention::decode(const QkvParts& qkv, const KeyValuePages& pages
                                  const LayerContext& context) const {
   AttentionRequest whole = request({}, context);
   if (options_.distance_bias) whole.distance_bias = context.distance_bias;
-  return paged_decode_attention(qkv, whole, pages, context);
+  return paged_decode_attention(qkv, whole, pages, context, rope(context));
 }
 
 at::Tensor CoreAttention::forward_cross(const at::Tensor& q_SBND, const KeyValuePages& pages,
@@ -131,7 +143,7 @@ at::Tensor CoreAttention::forward_cross(const at::Tensor& q_SBND, const KeyValue
 
 SelfAttention::SelfAttention(const Scope& scope, const AttentionLayerOptions& options,
                              const TensorParallel& parallel)
-    : core_(options, scope.options(), parallel.group),
+    : core_(options, scope, parallel.group),
       output_gate_(options.output_gate),
       qkv_(scope / "linear_qkv", qkv_projection(options), parallel),
       output_(scope / "linear_proj", output_projection(options), parallel) {
@@ -152,13 +164,13 @@ SelfAttention::Projected SelfAttention::project(const at::Tensor& x_SBH, const D
   const int64_t per_group = core_.heads() / groups;
   const int64_t width = core_.kv_channels();
   // Without query-key norms, which come before RoPE, the rotation is fused into the projection or its split.
-  const RotaryEmbedding* const fused_rope = q_norm_ ? nullptr : context.rope;
+  const RotaryEmbedding* const fused_rope = q_norm_ ? nullptr : core_.rope(context);
   std::optional<QkvRope> rope;
   if (fused_rope && queries_are_view(groups, per_group))
-    rope = {fused_rope->rotation(context.positions_SB), per_group + 2, width};
+    rope = {fused_rope->rotation(context.rope_rows_SB), per_group + 2, width};
   const auto [qkv_SBF, bias] = qkv_.forward(x_SBH, rope ? &*rope : nullptr, &dropout);
   const at::Tensor qkv_SBGPD = qkv_SBF.unflatten(-1, {groups, per_group + 2, width});
-  QueryKeyValue qkv = split_qkv({qkv_SBGPD, bias, rope.has_value()}, fused_rope, context.positions_SB);
+  QueryKeyValue qkv = split_qkv({qkv_SBGPD, bias, rope.has_value()}, fused_rope, context.rope_rows_SB);
   if (q_norm_) position(qkv, context);
   return {std::move(qkv), {}};
 }
@@ -168,8 +180,8 @@ SelfAttention::Projected SelfAttention::project_gated(const at::Tensor& x_SBH, c
   const int64_t groups = core_.query_groups();
   const at::Tensor all_SBF = apply_bias_grad(qkv_.forward(x_SBH, nullptr, &dropout));
   const auto [qkv_SBGPD, gate_SBF] = split_gate(all_SBF.unflatten(-1, {groups, -1, core_.kv_channels()}));
-  const RotaryEmbedding* const rope = q_norm_ ? nullptr : context.rope;
-  Projected projected{split_qkv({qkv_SBGPD, nullptr, false}, rope, context.positions_SB), gate_SBF};
+  const RotaryEmbedding* const rope = q_norm_ ? nullptr : core_.rope(context);
+  Projected projected{split_qkv({qkv_SBGPD, nullptr, false}, rope, context.rope_rows_SB), gate_SBF};
   if (q_norm_) position(projected.qkv, context);
   return projected;
 }
@@ -177,9 +189,10 @@ SelfAttention::Projected SelfAttention::project_gated(const at::Tensor& x_SBH, c
 void SelfAttention::position(QueryKeyValue& qkv, const LayerContext& context) {
   qkv.q_SBND = q_norm_->forward(qkv.q_SBND);
   qkv.k_SBGD = k_norm_->forward(qkv.k_SBGD);
-  if (!context.rope) return;
-  qkv.q_SBND = context.rope->apply(qkv.q_SBND, context.positions_SB);
-  qkv.k_SBGD = context.rope->apply(qkv.k_SBGD, context.positions_SB);
+  const RotaryEmbedding* const rope = core_.rope(context);
+  if (!rope) return;
+  qkv.q_SBND = rope->apply(qkv.q_SBND, context.rope_rows_SB);
+  qkv.k_SBGD = rope->apply(qkv.k_SBGD, context.rope_rows_SB);
 }
 
 at::Tensor SelfAttention::decode(const Normed& x_SBH, const KeyValuePages& pages,
@@ -213,7 +226,7 @@ std::unique_ptr<LayerState> SelfAttention::make_state(LayerState* /*before*/) co
 
 CrossAttention::CrossAttention(const Scope& scope, const AttentionLayerOptions& options,
                                const TensorParallel& parallel)
-    : core_(options, scope.options(), parallel.group),
+    : core_(options, scope, parallel.group),
       q_(scope / "linear_q", head_projection(options, options.heads), parallel),
       kv_(scope / "linear_kv", kv_projection(options), parallel),
       output_(scope / "linear_proj", output_projection(options), parallel) {}

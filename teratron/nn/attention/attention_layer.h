@@ -1,6 +1,7 @@
 // Attention layers with their projections, multi-head or grouped-query, tensor-parallel over query groups. A
 // group with more ranks than one has its key/value head on all of them, each with some of its query heads.
-// Optional: query-key normalization (Henry et al. 2020), ALiBi, relative position biases, sliding window.
+// Optional: query-key normalization (Henry et al. 2020), ALiBi, relative position biases, sliding window, soft
+// cap of scores, sinks; other rotations, or none, in some layers.
 #pragma once
 
 #include <algorithm>
@@ -14,6 +15,16 @@
 #include "teratron/nn/mixer.h"
 
 namespace teratron {
+
+/// What takes part in the sum of a softmax besides the scores of the keys, without a value.
+enum class SoftmaxType : uint8_t {
+  vanilla,     // nothing
+  off_by_one,  // 0
+  learnable    // a parameter of each head, "core_attention.softmax_offset"
+};
+
+/// Which of the context's rotations queries and keys have.
+enum class RopeKind : uint8_t { usual, local, none };
 
 struct AttentionLayerOptions {
   int64_t hidden = 0;
@@ -34,6 +45,9 @@ struct AttentionLayerOptions {
   bool alibi = false;
   bool distance_bias = false;  // the context's
   double scale = 0.0;          // of the scores; 0: 1 / sqrt(kv_channels)
+  double softcap = 0.0;        // see AttentionRequest
+  SoftmaxType softmax = SoftmaxType::vanilla;
+  RopeKind rope = RopeKind::usual;
   int64_t window = 0;          // see AttentionRequest
   double score_divisor = 1.0;  // see AttentionRequest
   bool recompute_core = false;
@@ -45,10 +59,11 @@ inline int64_t query_groups_on_rank(int64_t query_groups, int64_t ranks) {
   return std::max<int64_t>(query_groups / ranks, 1);
 }
 
-/// softmax(Q K^T) V of this rank's heads as the options say; no parameters.
+/// softmax(Q K^T) V of this rank's heads as the options say; no parameters but sinks.
 class CoreAttention {
  public:
-  CoreAttention(const AttentionLayerOptions& options, const ParameterSet::Options& model, const Group& group);
+  /// `scope`: of the layer ("...self_attention").
+  CoreAttention(const AttentionLayerOptions& options, const Scope& scope, const Group& group);
   /// -> [Sq, B, N * D] for the D of values.
   at::Tensor forward(const QueryKeyValue& qkv, const Segments& segments, const LayerContext& context) const;
   /// forward() for the rows of a generation, whose keys and values are added to the pages.
@@ -67,6 +82,9 @@ class CoreAttention {
   int64_t kv_channels() const { return options_.kv_channels; }
   int64_t v_channels() const { return options_.v_channels > 0 ? options_.v_channels : kv_channels(); }
 
+  /// Of queries and keys; null: none.
+  const RotaryEmbedding* rope(const LayerContext& context) const;
+
  private:
   AttentionRequest request(const QueryKeyValue& qkv, const LayerContext& context) const;
 
@@ -74,6 +92,8 @@ class CoreAttention {
   at::TensorOptions tensors_;
   Group group_;
   at::Tensor alibi_slopes_N_;
+  at::Tensor zero_sinks_N_;     // of SoftmaxType::off_by_one
+  Parameter* sinks_ = nullptr;  // of SoftmaxType::learnable
 };
 
 /// Queries, keys and values of the same tokens and width, by one fused projection `linear_qkv`: of each query

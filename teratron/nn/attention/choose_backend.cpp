@@ -27,7 +27,7 @@ bool flash_supports(const AttentionShape& shape) {
 
 bool fused_supports(const AttentionShape& shape) {
   return is_half_on_gpu(shape, 128) && shape.dropout < most_dropout && shape.scale > 0.0 &&
-         shape.fits_fused_kernel;
+         !(shape.biased && shape.capped) && shape.fits_fused_kernel;
 }
 
 }  // namespace

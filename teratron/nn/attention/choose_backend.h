@@ -32,14 +32,15 @@ struct AttentionShape {
   double scale = 1.0;
   double dropout = 0.0;
   bool biased = false;  // by ALiBi or by distance
+  bool capped = false;  // AttentionRequest::softcap
   /// Whether the kernel of `fused` takes the tensors' strides, alignment and numbers of samples and heads.
   bool fits_fused_kernel = true;
   /// Whether ATen must be deterministic.
   bool deterministic = false;
 
   bool has_window() const { return teratron::has_window(causal, window, keys); }
-  /// No dropout and no bias. Fused backends have scores in fp32 and ignore the divisor of scores.
-  bool has_plain_scores() const { return dropout == 0.0 && !biased; }
+  /// No dropout, bias and soft cap. Fused backends have scores in fp32 and ignore the divisor of scores.
+  bool has_plain_scores() const { return dropout == 0.0 && !biased && !capped; }
 };
 
 /// Whether the backend supports all of it (attention.h has the table).

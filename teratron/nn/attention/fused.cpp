@@ -23,6 +23,7 @@ at::Tensor bias_of(const AttentionRequest& request) {
 
 FusedAttentionOptions options_of(const AttentionRequest& request) {
   FusedAttentionOptions options{.scale = request.scale,
+                                .softcap = request.softcap,
                                 .causal = is_causal(request),
                                 .window = has_window(request) ? request.window : 0};
   if (request.segments.defined()) {
@@ -39,6 +40,7 @@ FusedAttentionOptions options_of(const AttentionRequest& request) {
 
 FusedAttentionOptions saved_options(AutogradContext* context, const variable_list& saved) {
   return {.scale = context->saved_data["scale"].toDouble(),
+          .softcap = context->saved_data["softcap"].toDouble(),
           .causal = context->saved_data["causal"].toBool(),
           .window = context->saved_data["window"].toInt(),
           .cu_seqlens_q = saved[7],
@@ -56,6 +58,7 @@ struct FusedAttention : torch::autograd::Function<FusedAttention> {
                                 output.ranges_BS2, options.cu_seqlens_q, options.cu_seqlens_k,
                                 options.dropout.where.rows});
     context->saved_data["scale"] = options.scale;
+    context->saved_data["softcap"] = options.softcap;
     context->saved_data["causal"] = options.causal;
     context->saved_data["window"] = options.window;
     save_dropout(context, options.dropout);

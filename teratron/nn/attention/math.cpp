@@ -97,6 +97,11 @@ at::Tensor scaled_scores(const at::Tensor& q_BNSD, const at::Tensor& k_BNSD, dou
   return scores.to(q_BNSD.scalar_type()).unflatten(0, {q_BNSD.size(0), q_BNSD.size(1)});
 }
 
+// Half precision rounds after each operation, as in transformers.
+at::Tensor soft_capped(const at::Tensor& scores, double cap) {
+  return at::tanh(scores / cap) * cap;
+}
+
 at::Tensor unfused_attention(const AttentionRequest& request) {
   const at::Tensor q = heads_first(request.q_SBND);
   const at::Tensor k = repeat_groups(heads_first(request.k_SBGD), q.size(1));
@@ -110,6 +115,7 @@ at::Tensor unfused_attention(const AttentionRequest& request) {
                   .key = {request.dropout_key.seed, request.dropout_key.site},
                   .where = {.rows = request.dropout > 0.0 ? score_row_ids(request) : at::Tensor()}}};
   at::Tensor scores = scaled_scores(q, k, request.scale / request.score_divisor);
+  if (request.softcap > 0.0) scores = soft_capped(scores, request.softcap / request.score_divisor);
   if (request.distance_bias.defined()) {
     const at::Tensor bias_NSS = bias_of_scores(request.distance_bias, k.size(2)) / request.score_divisor;
     scores = (scores + bias_NSS).to(scores.scalar_type());

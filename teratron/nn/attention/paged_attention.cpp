@@ -64,10 +64,12 @@ at::Tensor decoded_queries(const AttentionRequest& request, const KeyValuePages&
 at::Tensor decode(const PagedDecodeInputs& inputs, const AttentionRequest& request,
                   const GenerationBatch& batch, const QkvRotation* rope) {
   PagedDecodeOptions options{.scale = request.scale,
+                             .softcap = request.softcap,
                              .window = request.window,
                              .page_size = batch.page_size,
                              .alibi_slopes = request.alibi_slopes,
                              .distance_bias = request.distance_bias};
+  if (request.sinks_N.defined()) options.sinks = request.sinks_N.to(at::kFloat).contiguous();
   if (rope) options.rotation = *rope;
   return paged_decode(inputs, options);
 }
@@ -79,13 +81,16 @@ bool decodes_all(const LayerContext& context, int64_t tokens) {
 }
 
 at::Tensor paged_decode_attention(const QkvParts& qkv, const AttentionRequest& request,
-                                  const KeyValuePages& pages, const LayerContext& context) {
+                                  const KeyValuePages& pages, const LayerContext& context,
+                                  const RotaryEmbedding* rotary) {
   const GenerationBatch& batch = *context.generation;
   std::optional<QkvRotation> rope;
-  if (context.rope) rope = context.rope->rotation(context.positions_SB);
-  if (rope && !paged_decode_rotates(*rope, qkv.q.scalar_type())) {
-    rope_(qkv.q, rope->table, context.positions_SB, {.style = rope->style});
-    rope_(qkv.k, rope->table, context.positions_SB, {.style = rope->style});
+  if (rotary) rope = rotary->rotation(context.rope_rows_SB);
+  // The kernel's rows of the table are the positions.
+  const bool by_position = context.rope_rows_SB.is_same(context.positions_SB);
+  if (rope && !(by_position && paged_decode_rotates(*rope, qkv.q.scalar_type()))) {
+    rope_(qkv.q, rope->table, context.rope_rows_SB, {.style = rope->style});
+    rope_(qkv.k, rope->table, context.rope_rows_SB, {.style = rope->style});
     rope.reset();
   }
   return decode({.q_RGQD = qkv.q.squeeze(1),

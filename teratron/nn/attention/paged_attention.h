@@ -22,9 +22,10 @@ at::Tensor paged_cross_attention(const AttentionRequest& request, const KeyValue
 
 /// Whether so many tokens are all rows that one kernel decodes.
 bool decodes_all(const LayerContext& context, int64_t tokens);
-/// paged_attention() of such tokens, with queries and keys before RoPE, which is applied within the kernel
-/// where it can be. request: all but queries, keys and values.
+/// paged_attention() of such tokens, with queries and keys before RoPE (null: none), which is applied within
+/// the kernel where it can be. request: all but queries, keys and values.
 at::Tensor paged_decode_attention(const QkvParts& qkv, const AttentionRequest& request,
-                                  const KeyValuePages& pages, const LayerContext& context);
+                                  const KeyValuePages& pages, const LayerContext& context,
+                                  const RotaryEmbedding* rotary);
 
 }  // namespace teratron

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "teratron/base/error.h"
 #include "teratron/nn/autograd/autograd.h"
 
 namespace teratron {
@@ -74,7 +76,10 @@ double attention_factor(const Yarn& yarn) {
 }  // namespace
 
 RotaryEmbedding::RotaryEmbedding(const Options& options, const at::TensorOptions& model)
-    : style_(options.config.interleaved ? RopeStyle::interleaved : RopeStyle::half) {
+    : style_(options.config.interleaved ? RopeStyle::interleaved : RopeStyle::half),
+      positions_(options.positions),
+      longest_short_(options.config.longrope.short_factors.empty() ? std::numeric_limits<int64_t>::max()
+                                                                   : options.config.longrope.positions) {
   const auto rotated = static_cast<int64_t>(static_cast<double>(options.head_width) * options.config.percent);
   const auto fp64 = at::TensorOptions().dtype(at::kDouble);
   const at::Tensor exponents = at::arange(0, rotated, 2, fp64) / static_cast<double>(rotated);
@@ -86,10 +91,19 @@ RotaryEmbedding::RotaryEmbedding(const Options& options, const at::TensorOptions
     frequencies = yarn_scaled(frequencies, options.config);
   }
   const at::Tensor positions = at::arange(options.positions, fp64) / options.config.interpolation;
-  const at::Tensor angles = at::outer(positions, frequencies);
+  const LongRope& longrope = options.config.longrope;
+  const auto divided_by = [&](const std::vector<double>& factors) {
+    TERATRON_ASSERT(std::ssize(factors) == frequencies.numel(), "{} factors of LongRoPE for {} frequencies",
+                    factors.size(), frequencies.numel());
+    return at::outer(positions, frequencies / at::tensor(factors, fp64));
+  };
+  const at::Tensor angles =
+      longrope.short_factors.empty()
+          ? at::outer(positions, frequencies)
+          : at::cat({divided_by(longrope.short_factors), divided_by(longrope.long_factors)});
   const bool wide = c10::typeMetaToScalarType(model.dtype()) == at::kDouble;
   const auto target = at::TensorOptions().dtype(wide ? at::kDouble : at::kFloat).device(model.device());
-  const double magnitude = attention_factor(options.config.yarn);
+  const double magnitude = attention_factor(options.config.yarn) * longrope.magnitude;
   table_ = {(angles.cos() * magnitude).to(target), (angles.sin() * magnitude).to(target)};
 }
 

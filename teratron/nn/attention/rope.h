@@ -1,6 +1,9 @@
 // Rotary position embedding (Su et al. 2021).
 #pragma once
 
+#include <limits>
+#include <vector>
+
 #include "teratron/kernels/attention/qkv.h"
 
 namespace teratron {
@@ -19,6 +22,14 @@ struct Yarn {
   double mscale_all_dim = 0.0;
 };
 
+/// LongRoPE (Ding et al. 2024; Phi-3): frequency i is divided by factor i of one of two lists.
+struct LongRope {
+  // One for each rotated pair; empty: none. `short_factors` are those of texts of up to `positions` tokens.
+  std::vector<double> short_factors, long_factors;
+  int64_t positions = 4096;
+  double magnitude = 1.0;  // queries and keys are multiplied by this
+};
+
 struct RotaryConfig {
   double base = 10000.0;
   double percent = 1.0;  // rotated fraction of the head width
@@ -29,6 +40,7 @@ struct RotaryConfig {
   double llama3_factor = 0.0;
   double llama3_positions = 8192.0;
   Yarn yarn;
+  LongRope longrope;
 };
 
 /// A table of the angles of all positions up to a limit.
@@ -40,8 +52,19 @@ class RotaryEmbedding {
     int64_t positions = 0;  // rows of the table
   };
   /// theta(position, i) = position / interpolation * base^(-2 i / rotated), rotated = percent * head_width,
-  /// computed in fp64, with the scalings of Llama 3 and YaRN. The table is fp64 for fp64 models, else fp32.
+  /// computed in fp64, with the scalings of Llama 3, YaRN and LongRoPE. The table is fp64 for fp64 models, else
+  /// fp32. With LongRoPE it has the rows of all positions twice, those of long texts second.
   RotaryEmbedding(const Options& options, const at::TensorOptions& model);
+  /// Rows of the table for the positions of a text of so many tokens.
+  at::Tensor rows(const at::Tensor& positions_SB, int64_t tokens) const {
+    return tokens > longest_short_ ? positions_SB + positions_ : positions_SB;
+  }
+  /// The positions of rows.
+  at::Tensor positions(const at::Tensor& rows_SB) const {
+    return rows_by_length() ? rows_SB.remainder(positions_) : rows_SB;
+  }
+  /// Whether rows() depend on the length.
+  bool rows_by_length() const { return longest_short_ != std::numeric_limits<int64_t>::max(); }
   /// x [S, B, N, D] or [S, B, G, N, D] rotated by the angles of positions [S, B]. Differentiable.
   at::Tensor apply(const at::Tensor& x, const at::Tensor& positions_SB) const;
 
@@ -54,6 +77,8 @@ class RotaryEmbedding {
  private:
   RopeTable table_;
   RopeStyle style_;
+  int64_t positions_;
+  int64_t longest_short_;  // texts up to this length have the first rows
 };
 
 }  // namespace teratron

@@ -171,7 +171,8 @@ AttentionShape attention_shape(const AttentionLayerOptions& options, const RankB
           .window = options.window,
           .segments = batch.segmented ? std::optional(batch.batch.samples) : std::nullopt,
           .dropout = options.dropout,
-          .biased = options.alibi || options.distance_bias};
+          .biased = options.alibi || options.distance_bias,
+          .capped = options.softcap > 0.0};
 }
 
 std::vector<Operator> self_attention_operators(const std::string& name, const AttentionLayerOptions& options,

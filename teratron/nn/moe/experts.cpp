@@ -69,7 +69,8 @@ struct GroupedMlp : torch::autograd::Function<GroupedMlp> {
     if (!fc1.bias.empty()) z.add_(bias_of_rows(fc1.bias, ends_E, z.size(0)));
     if (fc1.lora) fc1.lora->add_(z, x_RH, gemm);
     const at::Tensor p_R = probs_R.to(main_grad_dtype(x_RH.scalar_type())).contiguous();
-    const at::Tensor h = weighted_activation_forward(z, p_R, experts->activation());
+    const at::Tensor h =
+        weighted_activation_forward(glu_input(z, experts->glu()), p_R, experts->activation());
     at::Tensor y_RH =
         fc2.matmul->forward(fc2.matmul->input(h, gemm, {.columns = false, .record_amax = training}), gemm);
     if (fc2.lora) fc2.lora->add_(y_RH, h, gemm);
@@ -96,11 +97,14 @@ struct GroupedMlp : torch::autograd::Function<GroupedMlp> {
     const at::Tensor p_R = probs_R.to(wide).contiguous();
     const ExpertMatmul::Operand dy = fc2.matmul->output_grad(dy_RH, gemm);
     const at::Tensor da = fc2.matmul->input_grad(dy, gemm);
+    const at::Tensor activated = glu_input(z, experts.glu());
     if (fc2.lora) {
-      const at::Tensor h = weighted_activation_forward(z, p_R, experts.activation());
+      const at::Tensor h = weighted_activation_forward(activated, p_R, experts.activation());
       fc2.lora->backward_(da, dy_RH, h, gemm);
     }
-    const auto [h, dz_RF, dp_R] = weighted_activation_backward(da, z, p_R, experts.activation());
+    const auto [h, dactivated_RF, dp_R] =
+        weighted_activation_backward(da, activated, p_R, experts.activation());
+    const at::Tensor dz_RF = glu_input_grad(dactivated_RF, z, experts.glu());
     accumulate_weight_grad(fc2, dy, h, gemm);
     if (experts.adds_output_bias()) {
       const at::Tensor bias = bias_of_rows(fc2.bias, ends_E, dy_RH.size(0));
@@ -140,7 +144,7 @@ Shard expert_shard(std::vector<int64_t> shape, int64_t dim, int64_t segment, con
 // Buffers hold parameters in the reverse order of registration: those of consecutive experts follow each
 // other (as_block()).
 Experts::Experts(const Scope& scope, const ExpertsOptions& options, const ExpertParallel& parallel)
-    : activation_(options.activation), first_(parallel.tensor.rank == 0) {
+    : activation_(options.activation), glu_(options.glu), first_(parallel.tensor.rank == 0) {
   const Scope all = (scope / "experts").replicated_over(Axis::edp);
   const ExpertRange local = parallel.local(options.experts);
   const int64_t width = parts_of(options.activation) * options.ffn_hidden;

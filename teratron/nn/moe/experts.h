@@ -9,6 +9,7 @@
 
 #include "teratron/comm/mesh/mesh.h"
 #include "teratron/kernels/pointwise/activation_kind.h"
+#include "teratron/kernels/pointwise/glu_input.h"
 #include "teratron/nn/moe/expert_matmul.h"
 #include "teratron/nn/moe/experts_lora.h"
 #include "teratron/nn/moe/permutation.h"
@@ -33,6 +34,7 @@ struct ExpertsOptions {
   int64_t hidden = 0;
   int64_t ffn_hidden = 0;
   Activation activation = Activation::swiglu;
+  GluVariant glu = {};  // of SwiGLU
   bool bias = false;
   Init fc1_init;
   Init fc2_init;
@@ -56,10 +58,12 @@ class Experts {
   const Layer& fc1() const { return fc1_; }
   const Layer& fc2() const { return fc2_; }
   Activation activation() const { return activation_; }
+  const GluVariant& glu() const { return glu_; }
   bool adds_output_bias() const { return !fc2_.bias.empty() && first_; }
 
  private:
   Activation activation_;
+  GluVariant glu_;
   bool first_;  // of the expert tensor-parallel group
   Layer fc1_, fc2_;
   std::vector<Parameter*> all_;

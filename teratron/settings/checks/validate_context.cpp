@@ -14,24 +14,18 @@ std::string type_of_layer(const Arguments& a, size_t layer) {
   return a.cp_comm_type.size() == 1 ? a.cp_comm_type.front() : a.cp_comm_type.at(layer);
 }
 
-void check_context_windows(Validation& v) {
-  const Arguments& a = v.args;
+// Whether a layer with p2p has a window.
+bool has_p2p_window(const Arguments& a) {
   const bool valid =
       a.window_size && is_valid_window_size(*a.window_size) && a.num_layers &&
       (!a.window_attn_skip_freq || is_valid_window_pattern(*a.window_attn_skip_freq, *a.num_layers));
-  if (!valid) return;
+  if (!valid) return false;
   const std::vector<int64_t> windows =
       attention_windows({a.window_size, a.window_attn_skip_freq}, *a.num_layers);
   for (size_t layer = 0; layer < windows.size(); ++layer) {
-    if (windows[layer] == 0 || type_of_layer(a, layer) != "p2p") continue;
-    v.reject(
-        comm,
-        fmt::format("layer {} (counted from 0) has a window of {} tokens, but p2p attends to the keys of one "
-                    "rank after the other, {} tokens each, without windows",
-                    layer, windows[layer], a.seq_length.value_or(0) / a.context_parallel_size),
-        "Use --cp-comm-type all_gather or a2a, for all layers or for those with a window");
-    return;
+    if (windows[layer] > 0 && type_of_layer(a, layer) == "p2p") return true;
   }
+  return false;
 }
 
 }  // namespace
@@ -44,12 +38,13 @@ void check_context_parallel(Validation& v) {
     return v.reject(comm, fmt::format("{} types of communication for {} layers", types, *a.num_layers),
                     "Give one, or one for each of --num-layers");
   }
-  if (types == 1 || a.num_layers) check_context_windows(v);
-  const bool position_scores = a.attention_dropout > 0.0 || a.position_embedding_type == "alibi";
-  if (std::ranges::find(a.cp_comm_type, "p2p") != a.cp_comm_type.end() && position_scores) {
-    v.note(fmt::format("--cp-comm-type p2p gathers keys and values as all_gather does: {}",
-                       a.attention_dropout > 0.0 ? "attention_dropout is not 0" : "scores have ALiBi"));
-  }
+  if (std::ranges::find(a.cp_comm_type, "p2p") == a.cp_comm_type.end()) return;
+  const char* const reason = a.attention_dropout > 0.0                ? "attention_dropout is not 0"
+                             : a.position_embedding_type == "alibi" ? "scores have ALiBi"
+                             : a.attn_logit_softcapping > 0.0       ? "scores have a soft cap"
+                             : has_p2p_window(a) ? "it attends to the keys of one rank after the other, without windows"
+                                                 : nullptr;
+  if (reason) v.note(fmt::format("--cp-comm-type p2p gathers keys and values as all_gather does: {}", reason));
 }
 
 }  // namespace teratron

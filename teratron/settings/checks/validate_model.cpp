@@ -20,7 +20,7 @@ void derive_widths(Validation& v) {
                       "Use a smaller one");
     const auto gated = static_cast<int64_t>(static_cast<double>(*four) * 2 / 3 / 64) * 64;
     v.derive("ffn_hidden_size", a.ffn_hidden_size,
-             a.swiglu || a.geglu ? std::max<int64_t>(64, gated) : *four);
+             a.swiglu || a.geglu || a.quick_geglu ? std::max<int64_t>(64, gated) : *four);
   }
   if (!a.kv_channels && a.num_attention_heads && hidden % *a.num_attention_heads == 0)
     v.derive("kv_channels", a.kv_channels, hidden / *a.num_attention_heads);
@@ -66,9 +66,30 @@ void check_windows(Validation& v) {
       "Give N for no window in every N-th layer, or a 0 or 1 per layer such as [1,1,0]");
 }
 
+void check_rotations(Validation& v) {
+  const Arguments& a = v.args;
+  if (a.no_rope_freq && a.num_layers && !parse_no_rope_layers(*a.no_rope_freq, *a.num_layers)) {
+    v.reject("no_rope_freq",
+             fmt::format("no_rope_freq = '{}' is neither a number above 0 nor a list of num_layers = {}",
+                         printable(*a.no_rope_freq), *a.num_layers),
+             "Give N for no rotation in every N-th layer, or a 0 or 1 per layer such as [0,0,1]");
+  }
+  if (a.longrope_short_factors.empty() || !a.kv_channels) return;
+  const auto pairs = static_cast<int64_t>(static_cast<double>(*a.kv_channels) * a.rotary_percent) / 2;
+  for (const auto& [name, factors] : {std::pair("longrope_short_factors", &a.longrope_short_factors),
+                                      std::pair("longrope_long_factors", &a.longrope_long_factors)}) {
+    const bool positive = std::ranges::all_of(*factors, [](double factor) { return factor > 0.0; });
+    if (positive && (factors->empty() || std::ssize(*factors) == pairs)) continue;
+    v.reject(name,
+             fmt::format("{} has {} numbers for {} rotated pairs of channels", name, factors->size(), pairs),
+             "Give a number above 0 for each pair");
+  }
+}
+
 void derive_gelu(Validation& v) {
   Arguments& a = v.args;
-  const bool gelu = !a.swiglu && !a.geglu && !a.squared_relu && !a.openai_gelu && !a.relu;
+  const bool gelu =
+      !a.swiglu && !a.geglu && !a.quick_geglu && !a.squared_relu && !a.openai_gelu && !a.relu;
   if (gelu && !a.add_bias_linear && a.bias_gelu_fusion && !v.chosen("bias_gelu_fusion"))
     v.derive("bias_gelu_fusion", a.bias_gelu_fusion, false);
 }
@@ -83,6 +104,7 @@ void check_model(Validation& v) {
     v.derive("group_query_attention", a.group_query_attention, true);
   check_positions(v);
   check_windows(v);
+  check_rotations(v);
   derive_gelu(v);
   if (a.recompute_granularity != "full") return;
   if (!a.recompute_method) v.derive("recompute_method", a.recompute_method, "uniform");

@@ -96,7 +96,7 @@ QueryKeyValue ChunkState::backward(const QueryKeyValue& qkv, const PartialAttent
 
 at::Tensor chunk_attention(const AttentionRequest& request, int64_t rank) {
   return merged_attention({request.q_SBND, request.k_SBGD, request.v_SBGD},
-                          c10::make_intrusive<ChunkState>(without_tensors(request), rank));
+                          c10::make_intrusive<ChunkState>(without_tensors(request), rank), request.sinks_N);
 }
 
 }  // namespace teratron

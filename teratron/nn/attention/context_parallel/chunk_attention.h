@@ -10,7 +10,7 @@
 namespace teratron {
 
 /// Attention of `rank`, whose queries are the chunks `rank` and 2 ranks - 1 - rank of the keys. A request
-/// without dropout, biases, segments and windows.
+/// without dropout, biases, soft cap, segments and windows.
 at::Tensor chunk_attention(const AttentionRequest& request, int64_t rank);
 
 }  // namespace teratron

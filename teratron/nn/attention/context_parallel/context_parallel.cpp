@@ -18,7 +18,8 @@ bool is_independent_of_positions(const AttentionRequest& request) {
 
 // Whether attention to parts of the keys can be merged (partial_attention.h).
 bool can_merge(const AttentionRequest& request) {
-  return is_independent_of_positions(request) && has_one_width(request);
+  return is_independent_of_positions(request) && has_one_width(request) && request.window == 0 &&
+         request.softcap == 0.0;
 }
 
 // Queries are those of the first and of the second chunks, each with the keys up to their last one.
@@ -45,8 +46,7 @@ at::Tensor attention_to_gathered(const AttentionRequest& request, const ContextP
   whole.sequence_length = whole.k_SBGD.size(0);
   if (cut.whole_samples && is_independent_of_positions(request)) {
     const int64_t rank = context.group.rank;
-    if (request.window > 0 || !has_one_width(request)) return attention_of_chunks(whole, rank);
-    return chunk_attention(whole, rank);
+    return can_merge(request) ? chunk_attention(whole, rank) : attention_of_chunks(whole, rank);
   }
   // Each query has keys in one of the two, and the output 0 in the other. All keys are passed, since masks of
   // dropout number them.
@@ -71,6 +71,7 @@ at::Tensor attention_of_heads(const AttentionRequest& request, const ContextPara
   const int64_t count = heads.q_SBND.size(2), first = group.rank * count;
   heads.head_offset = request.head_offset + first;
   if (request.alibi_slopes.defined()) heads.alibi_slopes = request.alibi_slopes.narrow(0, first, count);
+  if (request.sinks_N.defined()) heads.sinks_N = request.sinks_N.narrow(0, first, count);
   heads.query_rows_S = at::Tensor();
   heads.sequence_length = heads.q_SBND.size(0);
   heads.dropout_row_ids = nullptr;  // those of other heads
@@ -90,7 +91,6 @@ at::Tensor context_parallel_attention(const AttentionRequest& request, const Con
   own.segments = {};
   if (comm == ContextParallelComm::all_gather || !can_merge(request))
     return attention_to_gathered(own, context);
-  TERATRON_ASSERT(request.window == 0, "a window with blocks of keys");
   return ring_attention(own, context);
 }
 

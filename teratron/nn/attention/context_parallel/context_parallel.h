@@ -10,8 +10,8 @@
 //   a2a            queries, keys, values and         all queries and keys of a part of the heads (Jacobs et
 //                  outputs, tokens against heads     al. 2023, "DeepSpeed Ulysses")
 //
-// All give the results of one rank. With dropout or ALiBi, whose scores depend on positions, and for values
-// of another width than keys, p2p gathers keys and values as all_gather does.
+// All give the results of one rank. With dropout or ALiBi, whose scores depend on positions, with windows and
+// soft caps, and for values of another width than keys, p2p gathers keys and values as all_gather does.
 #pragma once
 
 #include "teratron/nn/tokens/context_cut.h"

@@ -1,4 +1,5 @@
-// Attention in parts that are merged (partial_attention.h), as one function of autograd.
+// Attention in parts that are merged (partial_attention.h), as one function of autograd. Sinks take part once,
+// after the merge (sinks.h).
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -16,8 +17,9 @@ class MergedAttention : public torch::CustomClassHolder {
                                  const at::Tensor& dy_SBND) const = 0;
 };
 
-/// [S, B, N D]. Differentiable.
-at::Tensor merged_attention(const QueryKeyValue& qkv, const c10::intrusive_ptr<MergedAttention>& parts);
+/// [S, B, N D]. Differentiable. `sinks_N` may be undefined.
+at::Tensor merged_attention(const QueryKeyValue& qkv, const c10::intrusive_ptr<MergedAttention>& parts,
+                            const at::Tensor& sinks_N = {});
 
 /// The request's settings.
 AttentionRequest without_tensors(AttentionRequest request);

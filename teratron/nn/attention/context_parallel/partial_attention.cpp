@@ -39,27 +39,38 @@ QueryKeyValue cudnn_partial_backward(const AttentionRequest& request, const Part
   return d;
 }
 
-// Requests with segments have one row of tokens, so that no copy is needed to arrange them.
+// With segments the tokens of all samples are one row, which is copied if there are several samples.
 struct FlashShape {
+  int64_t samples;
   std::optional<at::Tensor> cu_seqlens_q, cu_seqlens_k;
+  std::optional<int64_t> keys_before, keys_after;
   int64_t longest_q, longest_k;
 
   explicit FlashShape(const AttentionRequest& request)
-      : longest_q(request.q_SBND.size(0)), longest_k(request.k_SBGD.size(0)) {
+      : samples(request.q_SBND.size(1)),
+        longest_q(request.q_SBND.size(0)),
+        longest_k(request.k_SBGD.size(0)) {
+    if (has_window(request)) keys_before = request.window - 1, keys_after = 0;
     if (!request.segments.defined()) return;
-    TERATRON_ASSERT(request.q_SBND.size(1) == 1, "parts of attention with segments of {} samples",
-                    request.q_SBND.size(1));
     cu_seqlens_q = request.segments.cu_seqlens_q;
     cu_seqlens_k = request.segments.keys();
-    if (request.longest_segment > 0) longest_q = longest_k = request.longest_segment;
+    const int64_t longest = request.packed.defined() ? request.packed.length : request.longest_segment;
+    if (longest > 0) longest_q = longest_k = longest;
     longest_q = std::max<int64_t>(longest_q, 2);  // for one query, ATen would take segments for samples
   }
   at::Tensor arranged(const at::Tensor& x_SBND) const {
     const at::Tensor x_BSND = x_SBND.transpose(0, 1);
-    return cu_seqlens_q ? x_BSND.squeeze(0) : x_BSND;
+    return cu_seqlens_q ? x_BSND.flatten(0, 1) : x_BSND;
   }
   at::Tensor restored(const at::Tensor& x) const {
-    return (cu_seqlens_q ? x.unsqueeze(0) : x).transpose(0, 1);
+    return (cu_seqlens_q ? x.unflatten(0, {samples, -1}) : x).transpose(0, 1);
+  }
+  // Of [B, N, S], with segments [N, B S].
+  at::Tensor arranged_sums(const at::Tensor& x_BNS) const {
+    return (cu_seqlens_q ? x_BNS.transpose(0, 1).flatten(1) : x_BNS).contiguous();
+  }
+  at::Tensor restored_sums(const at::Tensor& x) const {
+    return cu_seqlens_q ? x.unflatten(1, {samples, -1}).transpose(0, 1) : x;
   }
 };
 
@@ -68,9 +79,8 @@ PartialAttention flash_partial(const AttentionRequest& request) {
   const auto result = at::_flash_attention_forward(
       shape.arranged(request.q_SBND), shape.arranged(request.k_SBGD), shape.arranged(request.v_SBGD),
       shape.cu_seqlens_q, shape.cu_seqlens_k, shape.longest_q, shape.longest_k, 0.0, is_causal(request),
-      /*return_debug_mask=*/false, request.scale);
-  const at::Tensor logsumexp = std::get<1>(result);  // [B, N, S], with segments [N, T]
-  return {shape.restored(std::get<0>(result)), shape.cu_seqlens_q ? logsumexp.unsqueeze(0) : logsumexp};
+      /*return_debug_mask=*/false, request.scale, shape.keys_before, shape.keys_after);
+  return {shape.restored(std::get<0>(result)), shape.restored_sums(std::get<1>(result))};
 }
 
 QueryKeyValue flash_partial_backward(const AttentionRequest& request, const PartialAttention& whole,
@@ -78,13 +88,12 @@ QueryKeyValue flash_partial_backward(const AttentionRequest& request, const Part
   const FlashShape shape(request);
   // Read by dropout only, of which there is none.
   const at::Tensor unused = at::zeros({2}, request.q_SBND.options().dtype(at::kLong));
-  const at::Tensor logsumexp = whole.logsumexp_BNS.contiguous();
   const auto [dq, dk, dv] = at::_flash_attention_backward(
       shape.arranged(dy_SBND), shape.arranged(request.q_SBND), shape.arranged(request.k_SBGD),
-      shape.arranged(request.v_SBGD), shape.arranged(whole.y_SBND),
-      shape.cu_seqlens_q ? logsumexp.squeeze(0) : logsumexp, shape.cu_seqlens_q.value_or(at::Tensor()),
-      shape.cu_seqlens_k.value_or(at::Tensor()), shape.longest_q, shape.longest_k, 0.0, is_causal(request),
-      unused, unused, request.scale);
+      shape.arranged(request.v_SBGD), shape.arranged(whole.y_SBND), shape.arranged_sums(whole.logsumexp_BNS),
+      shape.cu_seqlens_q.value_or(at::Tensor()), shape.cu_seqlens_k.value_or(at::Tensor()), shape.longest_q,
+      shape.longest_k, 0.0, is_causal(request), unused, unused, request.scale, shape.keys_before,
+      shape.keys_after);
   return {shape.restored(dq), shape.restored(dk), shape.restored(dv)};
 }
 

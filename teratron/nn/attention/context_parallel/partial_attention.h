@@ -12,7 +12,7 @@ struct PartialAttention {
   at::Tensor logsumexp_BNS;  // natural logarithm, f32 (f64 for f64); -inf for queries without keys
 };
 
-/// Computes a request without dropout, biases and windows. Backends are those of attention(), with math in
+/// Computes a request without dropout, biases and soft cap. Backends are those of attention(), with math in
 /// place of fused.
 PartialAttention partial_attention(const AttentionRequest& request);
 /// Gradients of the part's queries, keys and values, from y and its log-sum-exp over all keys and from dy.

@@ -334,7 +334,8 @@ at::Tensor ring_attention(const AttentionRequest& request, const ContextParallel
   const at::Tensor q = arranged(request.q_SBND);
   const at::Tensor y = merged_attention(
       {q, arranged(request.k_SBGD), arranged(request.v_SBGD)},
-      c10::make_intrusive<RingState>(RingLayout(context, q.size(0)), without_tensors(request)));
+      c10::make_intrusive<RingState>(RingLayout(context, q.size(0)), without_tensors(request)),
+      request.sinks_N);
   return whole ? y : y.squeeze(1).unflatten(0, {samples, -1}).transpose(0, 1);
 }
 

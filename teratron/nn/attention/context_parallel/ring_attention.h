@@ -18,7 +18,7 @@
 
 namespace teratron {
 
-/// As context_parallel_attention(), of a request without dropout, biases and windows.
+/// As context_parallel_attention(), of a request without dropout, biases, soft cap and windows.
 at::Tensor ring_attention(const AttentionRequest& request, const ContextParallel& context);
 
 }  // namespace teratron
