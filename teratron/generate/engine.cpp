@@ -154,13 +154,10 @@ void Engine::add_row(Plan& plan, Active& active, Sequence& sequence, int64_t tok
   StepInput& step = plan.step;
   const auto first = static_cast<int64_t>(step.tokens.size());
   Plan::Entry entry{&active, &sequence};
-  // Of a rotation by length: the rows of the longest text that this can become.
-  const int64_t longest = active.prompt() + active.request.max_new_tokens, shorts = model_.text.longest_short;
-  const int64_t rotation = shorts > 0 && longest > shorts ? model_.max_positions : 0;
   for (int64_t i = 0; i < tokens; ++i) {
     const int64_t position = sequence.cached + i;
     step.tokens.push_back(sequence.tokens[position]);
-    step.positions.push_back(position + rotation);
+    step.positions.push_back(model_.text.row_of(position, active.longest(), model_.max_positions));
     if (!active.request.logprobs || active.has_beams() || position + 1 >= active.prompt()) continue;
     if (position + 1 < active.request.logprobs_from) continue;
     step.targets.push_back({first + i, active.request.prompt[position + 1]});

@@ -50,6 +50,8 @@ struct Engine::Active {
   bool done = false;
 
   int64_t prompt() const { return static_cast<int64_t>(request.prompt.size()); }
+  /// Tokens of the text at most.
+  int64_t longest() const { return prompt() + request.max_new_tokens; }
   bool has_beams() const { return request.searches(); }
   /// Tokens that must still run; nothing follows the last one of a prompt that is only scored.
   int64_t left_to_run(const Sequence& sequence) const {

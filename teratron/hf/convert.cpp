@@ -62,8 +62,8 @@ HfSource written_source(const HfModel& model, const HfTensor& tensor, size_t num
     const std::string_view before = part.substr(0, sign), after = part.substr(sign + 1);
     const size_t begin = source.name.rfind(before);
     if (begin == source.name.npos || !source.name.ends_with(after)) continue;
-    const std::string number_text = source.name.substr(
-        begin + before.size(), source.name.size() - after.size() - begin - before.size());
+    const std::string number_text =
+        source.name.substr(begin + before.size(), source.name.size() - after.size() - begin - before.size());
     if (number_text.empty() || number_text.find_first_not_of("0123456789") != number_text.npos) continue;
     source.name = source.name.substr(0, begin) + std::string(fused.end);
     source.shape.insert(source.shape.begin(), hf_size(model.settings, "num_experts"));

@@ -13,7 +13,7 @@
 #include "teratron/ckpt/save_plan.h"
 #include "teratron/comm/collective_errors.h"
 #include "teratron/hf/float_convert.h"
-#include "teratron/hf/mxfp4.h"
+#include "teratron/hf/quantized/mxfp4.h"
 #include "teratron/hf/placement.h"
 #include "teratron/hf/tokenizer_files.h"
 #include "teratron/hf/transpose.h"
@@ -198,7 +198,7 @@ void divide_fused_experts(const HfFamily& family, WeightFiles& files) {
   }
 }
 
-// Those that the family's files hold together.
+// Experts that the family's files hold together.
 void read_mxfp4_experts(const HfFamily& family, WeightFiles& files) {
   if (std::ranges::none_of(family.fused_experts, &HfFusedExperts::written)) return;
   read_mxfp4(files, [&family](const std::string& name, int64_t expert) {

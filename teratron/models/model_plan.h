@@ -50,9 +50,13 @@ struct TextOptions {
   std::string tokens = "tokens", index = "sequence_index";  // columns: ids, and positions in their texts
   /// In the last stage's output, with a row for each token, any of which Model::logits() takes.
   std::string hidden = "hidden";
-  /// Tokens of the longest text with the first rows of a rotation by length: longer ones have `max_positions` more
-  /// in the index. 0: there is no such rotation.
+  /// Tokens of the longest text with the first rows of a rotation by length. 0: there is no such rotation.
   int64_t longest_short = 0;
+
+  /// The index of a position in a text that has so many tokens in the end (rotations: attention/rope.h).
+  int64_t row_of(int64_t position, int64_t tokens, int64_t max_positions) const {
+    return longest_short > 0 && tokens > longest_short ? position + max_positions : position;
+  }
 };
 
 /// A source that an encoder reads before the text is written.

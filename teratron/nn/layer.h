@@ -38,11 +38,11 @@ struct AuxiliaryLosses {
 /// sequence parallelism are those of all ranks of the group. All that depends on them is a tensor.
 struct LayerContext {
   const RotaryEmbedding* rope = nullptr;        // null: no RoPE
-  const RotaryEmbedding* local_rope = nullptr;  // of layers with tables of their own (AttentionLayerOptions)
+  const RotaryEmbedding* local_rope = nullptr;  // of layers that rotate otherwise (RopeKind)
   at::Tensor positions_SB;
-  at::Tensor rope_rows_SB;           // rows of tables of RoPE: the positions, unless there are tables by length
-  Segments segments;                 // see AttentionRequest
-  PackedRows packed;                 // see AttentionRequest
+  at::Tensor rope_rows_SB;  // rows of tables of RoPE: the positions, unless there are tables by length
+  Segments segments;        // see AttentionRequest
+  PackedRows packed;        // see AttentionRequest
   ContextParallel context_parallel;  // S counts the tokens of this rank; segments are in the cut
   std::shared_ptr<const GenerationBatch> generation = nullptr;  // null: the layers have no states
   /// Shared by all layers for this micro-batch, computed by slot_rows(). Null: each layer computes them.

@@ -48,7 +48,7 @@ struct LogitsCap {
   at::ScalarType dtype;  // of the logits before
 };
 
-// Of the logits before the cap, by (1 - (z / c)^2); overwrites z.
+// The gradient of the logits before the cap, by (1 - (z / c)^2); overwrites z.
 LazyTensor capped_logits_grad(const at::Tensor& z, const CrossEntropySaved& saved, const VocabRange& range,
                               const LogitsCap& of) {
   const auto gradient = [=] {
@@ -83,7 +83,8 @@ struct OutputLosses : torch::autograd::Function<OutputLosses> {
     const auto& [vocabulary, softcap, bias] = options;
     const auto [logits_SBV, input] =
         head->forward(x, {.bias_O = bias ? bias->tensor : at::Tensor()}, training);
-    const at::Tensor logits = as_rows(soft_capped_logits(logits_SBV, softcap)), rows = targets.reshape(-1).contiguous();
+    const at::Tensor logits = as_rows(soft_capped_logits(logits_SBV, softcap)),
+                     rows = targets.reshape(-1).contiguous();
     const VocabRange range = local_range(logits.size(1), vocabulary, head->group().rank);
     save_releasable(context, "logits", logits);
     save_pointer(context, "head", head);
@@ -117,8 +118,8 @@ struct OutputLosses : torch::autograd::Function<OutputLosses> {
     const at::Tensor logits = release(context, "logits");
     const double softcap = context->saved_data["softcap"].toDouble();
     if (softcap > 0.0)
-      return head.product().output_grad(capped_logits_grad(
-          logits, statistics, range, {softcap, head.weight().tensor.scalar_type()}));
+      return head.product().output_grad(
+          capped_logits_grad(logits, statistics, range, {softcap, head.weight().tensor.scalar_type()}));
     return head.product().output_grad(logits_grad(logits, statistics, range));
   }
 

@@ -21,8 +21,8 @@ struct WindowOptions {
 bool is_valid_window_size(std::string_view text);
 bool is_valid_window_pattern(std::string_view text, int64_t num_layers);
 
-/// 1 for each layer without rotation: every N-th, "4", or those that a list names, "([0]*3+[1])*2"; nullopt if
-/// `text` is neither. Megatron-LM's --no-rope-freq.
+/// 1 for each layer without rotation: every N-th, "4", or those that a list names, "([0]*3+[1])*2";
+/// nullopt if `text` is neither. Megatron-LM's --no-rope-freq.
 std::optional<std::vector<int64_t>> parse_no_rope_layers(std::string_view text, int64_t num_layers);
 
 /// Number of keys visible to a query per layer, including its own position; 0: all. Empty without a window.

@@ -77,6 +77,33 @@ std::vector<TestVariant> family_variants(const TestSizes& sizes) {
   return {{"gpt2", gpt2_config(sizes)}, {"llama", llama_config(sizes)}, {"qwen", qwen}, {"dropout", dropped}};
 }
 
+// Options of Gemma 2, gpt-oss and Phi-3.
+static void add_decoder_variants(std::vector<TestVariant>& all, const GPTConfig& llama, GPTConfig gemma) {
+  const auto add = [&all](const char* name, GPTConfig config) -> GPTConfig& {
+    return all.emplace_back(TestVariant{name, std::move(config)}).config;
+  };
+  GPTConfig& gemma2 = add("sandwich norms, soft caps, another rotation under a window", gemma);
+  gemma2.sandwich_norms = true;
+  gemma2.score_softcap = 0.05;
+  gemma2.logits_softcap = 0.1;
+  gemma2.windows = {3, 0};
+  gemma2.local_rope = RotaryConfig{.base = 100.0};
+  gemma2.loss_chunks = 2;
+  GPTConfig& gpt_oss = add("sinks, clamped gates, a layer without rotation", llama);
+  gpt_oss.softmax = SoftmaxType::learnable;
+  gpt_oss.glu = {.slope = 1.702, .offset = 1.0, .limit = 0.02};
+  gpt_oss.linear_bias = true;
+  gpt_oss.windows = {3, 0};
+  gpt_oss.no_rope = {0, 1};
+  GPTConfig& phi = add("longrope, softmax with 1 in its sum", llama);
+  phi.softmax = SoftmaxType::off_by_one;
+  const auto pairs = static_cast<size_t>(llama.kv_channels / 2);
+  phi.rope.longrope = {.short_factors = std::vector<double>(pairs, 1.5),
+                       .long_factors = std::vector<double>(pairs, 3.0),
+                       .positions = 4,
+                       .magnitude = 1.2};
+}
+
 std::vector<TestVariant> option_variants(const TestSizes& sizes) {
   std::vector<TestVariant> all;
   const auto add = [&all](const char* name, GPTConfig config) -> GPTConfig& {
@@ -114,22 +141,7 @@ std::vector<TestVariant> option_variants(const TestSizes& sizes) {
   gemma.embedding_scale = 4.0;
   gemma.activation = Activation::geglu;
   gemma.norm.zero_centered = gemma.tied_embeddings = true;
-  GPTConfig& gemma2 = add("sandwich norms, soft caps, a window with a rotation of its own", gemma);
-  gemma2.sandwich_norms = true;
-  gemma2.score_softcap = 0.05;
-  gemma2.logits_softcap = 0.1;
-  gemma2.windows = {3, 0};
-  gemma2.local_rope = RotaryConfig{.base = 100.0};
-  gemma2.loss_chunks = 2;
-  GPTConfig& gpt_oss = add("sinks, clamped gates, a layer without rotation", llama);
-  gpt_oss.softmax = SoftmaxType::learnable;
-  gpt_oss.glu = {.slope = 1.702, .offset = 1.0, .limit = 0.02};
-  gpt_oss.linear_bias = true;
-  gpt_oss.windows = {3, 0};
-  gpt_oss.no_rope = {0, 1};
-  GPTConfig& phi = add("longrope, softmax with 1 in its sum", llama);
-  phi.softmax = SoftmaxType::off_by_one;
-  phi.rope.longrope = {.short_factors = {1.0, 2.0}, .long_factors = {3.0, 4.0}, .positions = 4, .magnitude = 1.2};
+  add_decoder_variants(all, llama, gemma);
   add("query-key scaling", gpt2).query_key_layer_scaling = true;
   add("window", llama).windows = {3, 3};
   add("a window in one layer", gpt2).windows = {0, 2};

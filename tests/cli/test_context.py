@@ -92,7 +92,7 @@ def test_documents_are_kept_apart(tmp_path, documents, window):
             "--eod-mask-loss", "--micro-batch-size", "2", *window]
     expected = losses(run(tmp_path, 1, "", data, 6))
     assert len(expected) == 6
-    for comm in ["all_gather", "a2a"] if window else ["p2p", "all_gather", "a2a"]:
+    for comm in ["p2p", "all_gather", "a2a"]:
         flags = [*data, "--context-parallel-size", "2", "--tensor-model-parallel-size", "2", "--cp-comm-type", comm]
         assert losses(run(tmp_path, 4, "threads", flags, 6)) == pytest.approx(expected, rel=2e-5), comm
 
@@ -161,7 +161,6 @@ def test_bad_combinations():
     refused(*cp, "2", "--tensor-model-parallel-size", "4", "--sequence-parallel", "--seq-length", "60", says=["--seq-length", "30", "tensor"])
     refused(*cp, "8", "--cp-comm-type", "a2a", says=["--num-query-groups", "num_query_groups = 4", "context_parallel_size * tensor_model_parallel_size = 8",
                                                      "unlike p2p and all_gather", "1, 2, 4"])
-    refused(*cp, "2", "--window-size", "7,0", says=["--cp-comm-type", "window of 8 tokens", "32 tokens", "all_gather or a2a"])
     refused(*cp, "2", "--cp-comm-type", "a2a+p2p", says=["--cp-comm-type", "not supported", "p2p, all_gather, a2a"])
     refused(*cp, "2", "--cp-comm-type", "p2p", "a2a", says=["--cp-comm-type", "2 types", "4 layers"])
     refused(*cp, "2", "--cp-comm-type", "ring", says=["--cp-comm-type", "'ring'", "p2p"])

@@ -87,7 +87,7 @@ struct PagedDecodeArgs {
   int64_t window;
   const float* slopes;
   const float* sinks = nullptr;  // [heads]; null: none
-  const float* bias = nullptr;  // of the first head at distance 0
+  const float* bias = nullptr;   // of the first head at distance 0
   int64_t bias_stride = 0;
   const float *cos = nullptr, *sin = nullptr;  // RoPE of queries and new keys; null: none
   int rotated = 0;

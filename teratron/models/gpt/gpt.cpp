@@ -120,8 +120,7 @@ at::Tensor GPT::token_losses(const Activations& output, const MicroBatch& batch)
   const at::Tensor hidden_SBH = scaled(output["hidden"]);
   const at::Tensor& labels_SB = batch["labels"];
   const OutputLossOptions options{.vocabulary = config_.vocabulary, .softcap = config_.logits_softcap};
-  if (config_.loss_chunks == 1)
-    return linear_cross_entropy(hidden_SBH, *output_layer_, labels_SB, options);
+  if (config_.loss_chunks == 1) return linear_cross_entropy(hidden_SBH, *output_layer_, labels_SB, options);
   // Under sequence parallelism a chunk is some rows of every rank's sequence shard.
   const int64_t parts = parallel_.sequence_parallel ? parallel_.group.size : 1;
   const int64_t rows = hidden_SBH.size(0);

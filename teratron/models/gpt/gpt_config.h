@@ -10,7 +10,7 @@ struct GPTConfig : LanguageModelConfig {
   double embedding_scale = 1.0;       // of the word embeddings, rounded to their dtype
   double embedding_multiplier = 1.0;  // not rounded
   double logits_multiplier = 1.0;
-  double logits_softcap = 0.0;    // see OutputLossOptions
+  double logits_softcap = 0.0;     // see OutputLossOptions
   int64_t first_position_row = 0;  // of the learned position embeddings
   /// Chunks of the sequence whose logits and losses are computed one after the other.
   int64_t loss_chunks = 1;

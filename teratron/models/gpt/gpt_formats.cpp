@@ -1,8 +1,8 @@
 // GPT in files of other programs: Hugging Face's GPT-2, Llama, Mistral, Qwen2 (and 2.5), Qwen3, Gemma,
-// OLMo 2 and 3 (hf_experts_families.cpp and hf_layernorm_families.cpp have more), and Megatron-LM's checkpoints.
+// OLMo 2 and 3 (hf_*_families.cpp have more), and Megatron-LM's checkpoints.
 #include "teratron/models/family_formats.h"
-#include "teratron/models/gpt/hf_layer_keys.h"
 #include "teratron/models/gpt/hf_keys.h"
+#include "teratron/models/gpt/hf_layer_keys.h"
 #include "teratron/models/megatron_rows.h"
 
 namespace teratron {
@@ -238,18 +238,21 @@ std::vector<HfFamily> gpt_models() {
 FamilyFormats gpt_formats() {
   return {
       .hf = gpt_models(),
-      .refused_hf = {{"gemma3n", "its layers have embeddings of their own and several residual streams"},
-                     {"gemma3n_text", "its layers have embeddings of their own and several residual streams"},
-                     {"gemma4", "its layers have embeddings of their own, and share keys and values"},
-                     {"gemma4_text", "its layers have embeddings of their own, and share keys and values"},
-                     {"deepseek_v32", "its attention is sparse, with keys that an indexer chooses"},
-                     {"deepseek_v4", "its attention is sparse, and residual streams are mixed by hyper-connections"},
-                     {"llama4", "its attention sees chunks, with scales by position, and probabilities multiply the inputs of experts"},
-                     {"llama4_text", "its attention sees chunks, with scales by position, and probabilities multiply the inputs of experts"},
-                     {"cohere", "its layers have one norm, a LayerNorm without bias"},
-                     {"cohere2", "its layers have one norm, a LayerNorm without bias"},
+      .refused_hf = {{"gemma3n", "each layer has embeddings, and there are several residual streams"},
+                     {"gemma3n_text", "each layer has embeddings, and there are several residual streams"},
+                     {"gemma4", "each layer has embeddings, and layers share keys and values"},
+                     {"gemma4_text", "each layer has embeddings, and layers share keys and values"},
+                     {"deepseek_v32", "attention is sparse, with keys that an indexer chooses"},
+                     {"deepseek_v4",
+                      "attention is sparse, and residual streams are mixed by hyper-connections"},
+                     {"llama4",
+                      "attention sees chunks, and probabilities multiply the inputs of experts"},
+                     {"llama4_text",
+                      "attention sees chunks, and probabilities multiply the inputs of experts"},
+                     {"cohere", "layers have one norm, a LayerNorm without bias"},
+                     {"cohere2", "layers have one norm, a LayerNorm without bias"},
                      {"ernie4_5_moe", "biases choose experts by softmax scores"},
-                     {"nanochat", "its norms have no weights"}},
+                     {"nanochat", "norms have no weights"}},
       .hf_classifier =
           HfTensorRow{"classification_head.weight", same, {"score.weight"}, {"num_classes", hidden}},
       .megatron = MegatronModel{

@@ -10,13 +10,14 @@ using nlohmann::json;
 
 namespace {
 
-// MXFP4 is read as numbers (hf/mxfp4.h).
+// MXFP4 is read as numbers (hf/quantized/mxfp4.h).
 void read_quantization(std::string_view key, HfConfig& config) {
   if (!config.has(key)) return;
   const json& quantization = config.keys[key];
   const std::string method = quantization.is_object() ? quantization.value("quant_method", "") : "";
   if (method != "mxfp4")
-    config.problem("the weights are quantized by '{}', of which only 'mxfp4' is read here", printable(method));
+    config.problem("the weights are quantized by '{}', of which only 'mxfp4' is read here",
+                   printable(method));
 }
 void write_nothing(std::string_view, HfConfig&) {}
 
@@ -71,8 +72,8 @@ HfFamily gpt_oss_family() {
   HfFamily family = llama_like("gpt_oss", "GptOssForCausalLM", gpt_oss_keys, gpt_oss_defaults);
   family.aliases = {{"num_experts", "num_local_experts"}};
   family.fused_experts = gpt_oss_fused;
-  for (const char* const training : {"router_aux_loss_coef", "output_router_logits", "initial_context_length",
-        "experts_per_token"})
+  for (const char* const training :
+       {"router_aux_loss_coef", "output_router_logits", "initial_context_length", "experts_per_token"})
     family.other_keys.push_back(training);
   std::vector<HfTensorRow>& rows = family.tensors[1].rows;
   std::erase_if(rows, [](const HfTensorRow& row) { return row.name.starts_with("mlp."); });

@@ -46,7 +46,8 @@ void read_window_types(HfConfig& config, int64_t full_every) {
   config.settings["window_size"] = fmt::format("{},0", window - 1);
   std::vector<int64_t> pattern;
   for (const json& type : types) pattern.push_back(type == window_type ? 1 : 0);
-  if (windows < layers) config.settings["window_attn_skip_freq"] = fmt::format("[{}]", fmt::join(pattern, ","));
+  if (windows < layers)
+    config.settings["window_attn_skip_freq"] = fmt::format("[{}]", fmt::join(pattern, ","));
 }
 
 std::vector<int64_t> window_layers(HfConfig& config) {
@@ -93,7 +94,8 @@ bool is_scaled(const json& rope) {
 
 void read_rope_types(HfConfig& config, const RopeTypes& types) {
   const json parameters = object_or_empty(config, "rope_parameters", config.keys);
-  json whole = object_or_empty(config, whole_type, parameters), local = object_or_empty(config, window_type, parameters);
+  json whole = object_or_empty(config, whole_type, parameters),
+       local = object_or_empty(config, window_type, parameters);
   const bool by_type = parameters.contains(whole_type) || parameters.contains(window_type);
   if (!by_type) whole = parameters;
   whole.update(object_or_empty(config, "rope_scaling", config.keys));
@@ -105,7 +107,8 @@ void read_rope_types(HfConfig& config, const RopeTypes& types) {
   config.keys.erase("rope_scaling");
   read_rope("rope_parameters", config);
   if (whole == local || config.settings.value("window_size", json()).is_null()) return;
-  if (is_scaled(local)) return config.problem("rope_parameters.{} = {} is not supported", window_type, local.dump());
+  if (is_scaled(local))
+    return config.problem("rope_parameters.{} = {} is not supported", window_type, local.dump());
   const double theta = local["rope_theta"].is_number() ? local["rope_theta"].get<double>() : 0.0;
   if (theta < 1 || theta != std::floor(theta) || theta > 1e15)
     return config.problem("'rope_theta' = {} of {} is not a whole number above 0", local["rope_theta"].dump(),
@@ -125,11 +128,12 @@ void write_rope_types(HfConfig& config, const RopeTypes& types) {
                    config.settings.at("rotary_base").dump());
 }
 
-// Without an attention_factor: sqrt(1 + ln(factor) / ln(length)), the factor by default the positions over the
-// length of training.
+// Without an attention_factor: sqrt(1 + ln(factor) / ln(length)), the factor by default the positions over
+// the length of training.
 void read_longrope(HfConfig& config) {
   const auto most = static_cast<double>(config.size("max_position_embeddings"));
-  const int64_t length = config.get("original_max_position_embeddings", config.size("max_position_embeddings"));
+  const int64_t length =
+      config.get("original_max_position_embeddings", config.size("max_position_embeddings"));
   for (const auto& [key, setting] : {std::pair("short_factor", "longrope_short_factors"),
                                      std::pair("long_factor", "longrope_long_factors")}) {
     const json factors = config.get(key, json::array());

@@ -19,8 +19,8 @@ void write_window_types(std::string_view key, HfConfig& config);
 /// Rotations of full_attention, which may be scaled, and of sliding_attention, which are not: by
 /// rope_parameters, or in older files by rope_theta, rope_scaling and `local`.
 struct RopeTypes {
-  double base = 1e4;             // where the file has none
-  std::string_view local = {};   // key of the base of sliding_attention; empty: rope_theta
+  double base = 1e4;            // where the file has none
+  std::string_view local = {};  // key of the base of sliding_attention; empty: rope_theta
   double local_base = 1e4;
 };
 void read_rope_types(HfConfig& config, const RopeTypes& types);

@@ -1,5 +1,5 @@
-// GPT's model_types of Hugging Face that are Llama with one or two options: Phi-3, Granite, SmolLM3, Seed-OSS, GLM-4,
-// StarCoder2.
+// GPT's model_types of Hugging Face that are Llama with one or two options: Phi-3, Granite,
+// SmolLM3, Seed-OSS, GLM-4, StarCoder2.
 #include <cmath>
 
 #include "teratron/base/error.h"
@@ -193,8 +193,8 @@ HfFamily phi3() {
 }
 
 HfFamily granite_moe() {
-  HfFamily family = llama_like("granitemoe", "GraniteMoeForCausalLM", all_of(plain_granite_keys, granite_moe_keys),
-                               plain_granite_defaults);
+  HfFamily family = llama_like("granitemoe", "GraniteMoeForCausalLM",
+                               all_of(plain_granite_keys, granite_moe_keys), plain_granite_defaults);
   for (const char* const training : {"router_aux_loss_coef", "output_router_logits"})
     family.other_keys.push_back(training);
   std::vector<HfTensorRow>& rows = family.tensors[1].rows;
@@ -231,8 +231,8 @@ HfFamily with_other_keys(HfFamily family, std::initializer_list<std::string_view
 
 std::vector<HfFamily> variant_families() {
   return {phi3(),
-          with_other_keys(llama_like("granite", "GraniteForCausalLM", all_of(plain_granite_keys, granite_dense_keys),
-                                     plain_granite_defaults),
+          with_other_keys(llama_like("granite", "GraniteForCausalLM",
+                                     all_of(plain_granite_keys, granite_dense_keys), plain_granite_defaults),
                           {"mlp_bias"}),
           granite_moe(),
           with_other_keys(llama_like("smollm3", "SmolLM3ForCausalLM", smollm3_keys, smollm3_defaults),

@@ -176,9 +176,8 @@ TransformerConfig transformer_config(const Arguments& args) {
           .position = position_embedding(args),
           .rope = rotary_config(args),
           .local_rope = local_rope(args),
-          .no_rope = args.no_rope_freq
-                         ? parse_no_rope_layers(*args.no_rope_freq, *args.num_layers).value()
-                         : std::vector<int64_t>(),
+          .no_rope = args.no_rope_freq ? parse_no_rope_layers(*args.no_rope_freq, *args.num_layers).value()
+                                       : std::vector<int64_t>(),
           .relative = {.buckets = args.relative_attention_num_buckets,
                        .max_distance = args.relative_attention_max_distance},
           .norm = {.kind = args.normalization == "RMSNorm" ? NormKind::rms : NormKind::layer,

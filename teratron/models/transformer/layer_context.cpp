@@ -28,8 +28,7 @@ Rotations rotations_of(const at::Tensor& given_SB, const MicroBatch& batch, cons
   if (!rope || !rope->rows_by_length()) return {given_SB, given_SB};
   if (batch.generation) return {rope->positions(given_SB), given_SB};
   const PackedRows packed = packed_rows(batch);
-  const int64_t length =
-      packed.defined() ? packed.length : given_SB.size(0) * batch.context_parallel.size();
+  const int64_t length = packed.defined() ? packed.length : given_SB.size(0) * batch.context_parallel.size();
   return {given_SB, rope->rows(given_SB, length)};
 }
 

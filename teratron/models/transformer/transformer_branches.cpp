@@ -38,8 +38,8 @@ std::vector<Operator> mlp_operators(const std::string& name, const MlpOptions& o
 
 BranchOptions self_attention_branch(const TransformerConfig& config, int64_t layer) {
   const AttentionLayerOptions options = self_attention_options(config, layer);
-  BranchOptions branch = branch_of(
-      config, {"input_layernorm", "self_attention", "self_attention.linear_proj.post_layernorm"});
+  BranchOptions branch =
+      branch_of(config, {"input_layernorm", "self_attention", "self_attention.linear_proj.post_layernorm"});
   branch.mixer = mixer_factory<SelfAttention>(options);
   branch.operators = mixer_operators(self_attention_operators, options);
   branch.dropout = attention_output;

@@ -71,10 +71,11 @@ CoreAttention::CoreAttention(const AttentionLayerOptions& options, const Scope& 
   if (options.alibi) alibi_slopes_N_ = alibi_slopes(options.heads, group_.rank * heads(), heads(), tensors_);
   if (options.softmax == SoftmaxType::off_by_one) zero_sinks_N_ = at::zeros({heads()}, tensors_);
   if (options.softmax != SoftmaxType::learnable) return;
-  sinks_ = &(scope / "core_attention")
-                .parameter("softmax_offset", {.shard = Shard::split({options.heads}, 0, group.size, group.rank),
-                                              .init = options.qkv_init,
-                                              .param_group = ParamGroup::no_weight_decay});
+  sinks_ =
+      &(scope / "core_attention")
+           .parameter("softmax_offset", {.shard = Shard::split({options.heads}, 0, group.size, group.rank),
+                                         .init = options.qkv_init,
+                                         .param_group = ParamGroup::no_weight_decay});
 }
 
 const RotaryEmbedding* CoreAttention::rope(const LayerContext& context) const {

@@ -1,7 +1,7 @@
 // Attention layers with their projections, multi-head or grouped-query, tensor-parallel over query groups. A
 // group with more ranks than one has its key/value head on all of them, each with some of its query heads.
-// Optional: query-key normalization (Henry et al. 2020), ALiBi, relative position biases, sliding window, soft
-// cap of scores, sinks; other rotations, or none, in some layers.
+// Optional: query-key normalization (Henry et al. 2020), ALiBi, relative position biases, sliding window,
+// soft cap of scores, sinks; other rotations, or none, in some layers.
 #pragma once
 
 #include <algorithm>
@@ -82,7 +82,7 @@ class CoreAttention {
   int64_t kv_channels() const { return options_.kv_channels; }
   int64_t v_channels() const { return options_.v_channels > 0 ? options_.v_channels : kv_channels(); }
 
-  /// Of queries and keys; null: none.
+  /// The rotation of queries and keys; null: none.
   const RotaryEmbedding* rope(const LayerContext& context) const;
 
  private:

@@ -52,8 +52,8 @@ class RotaryEmbedding {
     int64_t positions = 0;  // rows of the table
   };
   /// theta(position, i) = position / interpolation * base^(-2 i / rotated), rotated = percent * head_width,
-  /// computed in fp64, with the scalings of Llama 3, YaRN and LongRoPE. The table is fp64 for fp64 models, else
-  /// fp32. With LongRoPE it has the rows of all positions twice, those of long texts second.
+  /// computed in fp64, with the scalings of Llama 3, YaRN and LongRoPE. The table is fp64 for fp64 models,
+  /// else fp32. With LongRoPE it has the rows of all positions twice, those of long texts second.
   RotaryEmbedding(const Options& options, const at::TensorOptions& model);
   /// Rows of the table for the positions of a text of so many tokens.
   at::Tensor rows(const at::Tensor& positions_SB, int64_t tokens) const {

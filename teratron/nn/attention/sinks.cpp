@@ -15,7 +15,7 @@ at::Tensor column(const at::Tensor& sinks_N, const at::Tensor& logsumexp_BNS) {
   return sinks_N.to(logsumexp_BNS.scalar_type()).unsqueeze(1);
 }
 
-// Of [B, N, S], as a factor of [S, B, N, D].
+// x [B, N, S] as a factor of [S, B, N, D].
 at::Tensor as_factor(const at::Tensor& x_BNS) {
   return x_BNS.permute({2, 0, 1}).unsqueeze(3);
 }
@@ -65,7 +65,10 @@ at::Tensor sinks_gradient(const PartialAttention& whole, const at::Tensor& dy_SB
   const at::ScalarType wide = logsumexp.scalar_type();
   const at::Tensor share = (column(sinks_N, logsumexp) - logsumexp).exp();
   const at::Tensor products_SBN = (dy_SBND.to(wide) * whole.y_SBND).sum(3);
-  return (share * products_SBN.permute({1, 2, 0})).sum(at::IntArrayRef({0, 2})).neg().to(sinks_N.scalar_type());
+  return (share * products_SBN.permute({1, 2, 0}))
+      .sum(at::IntArrayRef({0, 2}))
+      .neg()
+      .to(sinks_N.scalar_type());
 }
 
 at::Tensor attention_with_sinks(const AttentionRequest& request) {

@@ -1,5 +1,5 @@
-// Attention sinks (Xiao et al. 2024; gpt-oss): each head has a score s that takes part in the sum of the
-// softmax without a value. They need no kernel of their own: of any attention with output y and log-sum-exp L,
+// Attention sinks (Xiao et al. 2024; gpt-oss): each head has a score s that takes part in the sum of
+// the softmax without a value. No kernel is needed: of any attention with output y and log-sum-exp L,
 //
 //   y' = y sigmoid(L - s),   L' = log(exp(L) + exp(s)),   ds = -sum_i exp(s - L'_i) (dy_i . y'_i)
 //

@@ -39,12 +39,14 @@ void check_context_parallel(Validation& v) {
                     "Give one, or one for each of --num-layers");
   }
   if (std::ranges::find(a.cp_comm_type, "p2p") == a.cp_comm_type.end()) return;
-  const char* const reason = a.attention_dropout > 0.0                ? "attention_dropout is not 0"
+  const char* const reason = a.attention_dropout > 0.0              ? "attention_dropout is not 0"
                              : a.position_embedding_type == "alibi" ? "scores have ALiBi"
                              : a.attn_logit_softcapping > 0.0       ? "scores have a soft cap"
-                             : has_p2p_window(a) ? "it attends to the keys of one rank after the other, without windows"
-                                                 : nullptr;
-  if (reason) v.note(fmt::format("--cp-comm-type p2p gathers keys and values as all_gather does: {}", reason));
+                             : has_p2p_window(a)
+                                 ? "it attends to the keys of one rank after the other, without windows"
+                                 : nullptr;
+  if (reason)
+    v.note(fmt::format("--cp-comm-type p2p gathers keys and values as all_gather does: {}", reason));
 }
 
 }  // namespace teratron

@@ -88,8 +88,7 @@ void check_rotations(Validation& v) {
 
 void derive_gelu(Validation& v) {
   Arguments& a = v.args;
-  const bool gelu =
-      !a.swiglu && !a.geglu && !a.quick_geglu && !a.squared_relu && !a.openai_gelu && !a.relu;
+  const bool gelu = !a.swiglu && !a.geglu && !a.quick_geglu && !a.squared_relu && !a.openai_gelu && !a.relu;
   if (gelu && !a.add_bias_linear && a.bias_gelu_fusion && !v.chosen("bias_gelu_fusion"))
     v.derive("bias_gelu_fusion", a.bias_gelu_fusion, false);
 }

@@ -18,8 +18,7 @@ struct MergedFunction : torch::autograd::Function<MergedFunction> {
                             const c10::intrusive_ptr<MergedAttention>& parts) {
     PartialAttention whole = parts->forward({q, k, v});
     if (sinks_N) whole = with_sinks(whole, *sinks_N, q.scalar_type());
-    context->save_for_backward(
-        {q, k, v, whole.y_SBND, whole.logsumexp_BNS, sinks_N.value_or(at::Tensor())});
+    context->save_for_backward({q, k, v, whole.y_SBND, whole.logsumexp_BNS, sinks_N.value_or(at::Tensor())});
     context->saved_data["parts"] = c10::IValue::make_capsule(parts);
     return whole.y_SBND.flatten(2);
   }

@@ -1,5 +1,5 @@
-// Attention in parts that are merged (partial_attention.h), as one function of autograd. Sinks take part once,
-// after the merge (sinks.h).
+// Attention in parts that are merged (partial_attention.h), as one function of autograd. Sinks take part
+// once, after the merge (sinks.h).
 #pragma once
 
 #include <ATen/core/ivalue.h>

@@ -65,7 +65,7 @@ struct FlashShape {
   at::Tensor restored(const at::Tensor& x) const {
     return (cu_seqlens_q ? x.unflatten(0, {samples, -1}) : x).transpose(0, 1);
   }
-  // Of [B, N, S], with segments [N, B S].
+  // [B, N, S] as it is, with segments as [N, B S].
   at::Tensor arranged_sums(const at::Tensor& x_BNS) const {
     return (cu_seqlens_q ? x_BNS.transpose(0, 1).flatten(1) : x_BNS).contiguous();
   }

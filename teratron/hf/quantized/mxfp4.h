@@ -1,6 +1,6 @@
-// Weights of experts in MXFP4 (OCP Microscaling Formats 1.0; gpt-oss), read as bf16, which holds them exactly:
-// blocks of 32 numbers of 4 bits (0, .5, 1, 1.5, 2, 3, 4, 6 and their negatives), the low half of a byte first,
-// times 2^(scale - 127).
+// Weights of experts in MXFP4 (OCP Microscaling Formats 1.0; gpt-oss), read as bf16, which holds them
+// exactly: blocks of 32 numbers of 4 bits (0, .5, 1, 1.5, 2, 3, 4, 6 and their negatives), the low half of a
+// byte first, times 2^(scale - 127).
 //
 //   NAME_blocks  u8 [experts, out, in / 32, 16]    NAME_scales  u8 [experts, out, in / 32]
 //

@@ -1,4 +1,4 @@
-#include "teratron/hf/mxfp4.h"
+#include "teratron/hf/quantized/mxfp4.h"
 
 #include <algorithm>
 #include <array>
@@ -54,7 +54,8 @@ class Mxfp4Weights final : public WeightFile {
     values_.resize(static_cast<size_t>(pair_.out * pair_.in));
     for (int64_t i = 0; i < pair_.out * pair_.in / 2; ++i) {
       const int64_t row = 2 * i / pair_.in, column = 2 * i % pair_.in;
-      const int byte = blocks[static_cast<size_t>(i)], scale = scales[static_cast<size_t>(2 * i / mxfp4_block)];
+      const int byte = blocks[static_cast<size_t>(i)],
+                scale = scales[static_cast<size_t>(2 * i / mxfp4_block)];
       values_[static_cast<size_t>(column * pair_.out + row)] = bf16_of(byte & 15, scale);
       values_[static_cast<size_t>((column + 1) * pair_.out + row)] = bf16_of(byte >> 4, scale);
     }
