@@ -1,5 +1,6 @@
 """What the configurations of hf_configs.py do not show of decoder families: weights in MXFP4, the text model of a file with pictures, configs
-of older releases, long texts under LongRoPE, families that are refused. Logits against `transformers`."""
+of older releases, long texts under LongRoPE, families that are refused; experts of a layer
+in one tensor, as transformers 5 holds them in memory. Logits against `transformers`."""
 import json
 import shutil
 
@@ -8,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 from safetensors.torch import load_file, save_file  # noqa: E402
-from test_hf_conversion import CONFIGS, check_logits, random_model, run  # noqa: E402
+from test_hf_conversion import CONFIGS, assert_same, check_logits, random_model, run  # noqa: E402
 
 E2M1 = torch.tensor([0, .5, 1, 1.5, 2, 3, 4, 6])
 
@@ -100,3 +101,18 @@ def test_long_texts(tmp_path):
 def test_refused_families(tmp_path, model_type):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     assert "is not supported: " in run("ckpt", "convert", "--from-hf", tmp_path, "--save", tmp_path / "no", code=4)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe"])
+def test_experts_as_transformers_holds_them(name, tmp_path):
+    """Files of a state dict: one tensor for all experts of a layer."""
+    model = random_model(name)
+    model.save_pretrained(tmp_path / "in")
+    state = model.state_dict()
+    fused = [key for key in state if key.endswith(("experts.gate_up_proj", "experts.down_proj"))]
+    assert fused and all(state[key].dim() == 3 for key in fused), list(state)
+    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "apart")
+    save_file({key: value.contiguous() for key, value in state.items()}, tmp_path / "in" / "model.safetensors")
+    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
+    assert_same(*(load_file(tmp_path / folder / "iter_0000000" / "shard-00000.safetensors") for folder in ("apart", "ckpt")))
+    check_logits(model, tmp_path)

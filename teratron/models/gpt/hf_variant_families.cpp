@@ -74,6 +74,11 @@ void read_half_rope(std::string_view key, HfConfig& config) {
   read_rope_share(key, config);
 }
 
+void write_either_gelu(std::string_view key, HfConfig& config) {
+  write_gelu(key, config);
+  if (config.keys[key] == "gelu_new") config.keys[key] = "gelu_pytorch_tanh";
+}
+
 // clang-format off
 
 const std::vector<HfKey> phi3_keys = {
@@ -154,7 +159,7 @@ const std::vector<HfKey> starcoder2_keys = {
     only_without("qk_layernorm"), setting_is("normalization", "LayerNorm"), setting_is("swiglu", false),
     {"norm_epsilon", "norm_epsilon", {.otherwise = 1e-5}}, {"sliding_window", "window_size", windows},
     {"hidden_act", "bias_gelu_fusion",
-     {.otherwise = "gelu_pytorch_tanh", .values = gelu_names, .write = write_gelu}},
+     {.otherwise = "gelu_pytorch_tanh", .values = gelu_names, .write = write_either_gelu}},
     {"attention_dropout", "attention_dropout", {.otherwise = 0.0}},
     {"residual_dropout", "hidden_dropout", {.otherwise = 0.0}},
     {"embedding_dropout", "hidden_dropout", {.otherwise = 0.0}},
