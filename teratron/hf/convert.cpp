@@ -79,7 +79,10 @@ ExportPlan plan_export(const CheckpointInfo& info, const HfExport& request) {
   std::map<std::string, size_t> by_name;
   for (size_t tensor = 0; tensor < plan.tensors.size(); ++tensor) {
     const HfTensor& ours = plan.tensors[tensor];
-    const std::optional<Dtype> saved = unplaced.place(ours.name, ours.shape);
+    const auto found = info.tensors.find(ours.name);
+    const std::optional<Dtype> saved =
+        ours.repeats ? (found == info.tensors.end() ? std::nullopt : std::optional(found->second.dtype))
+                     : unplaced.place(ours.name, ours.shape);
     for (size_t source = 0; source < ours.sources.size(); ++source) {
       const HfSource written = written_source(plan.model, ours, source);
       const auto [joined, is_new] = by_name.emplace(written.name, plan.outputs.size());
@@ -88,8 +91,10 @@ ExportPlan plan_export(const CheckpointInfo& info, const HfExport& request) {
         continue;
       }
       const auto own = request.dtype_of.find(written.name);
-      const Dtype dtype =
-          own != request.dtype_of.end() ? own->second : request.dtype.value_or(saved.value_or(Dtype::f32));
+      const Dtype dtype = ours.f32 ? Dtype::f32
+                          : own != request.dtype_of.end()
+                              ? own->second
+                              : request.dtype.value_or(saved.value_or(Dtype::f32));
       plan.outputs.push_back({written.name, dtype, written.shape});
       plan.origins.push_back({source, {tensor}});
     }

@@ -13,8 +13,8 @@
 #include "teratron/ckpt/save_plan.h"
 #include "teratron/comm/collective_errors.h"
 #include "teratron/hf/float_convert.h"
-#include "teratron/hf/quantized/mxfp4.h"
 #include "teratron/hf/placement.h"
+#include "teratron/hf/quantized/mxfp4.h"
 #include "teratron/hf/tokenizer_files.h"
 #include "teratron/hf/transpose.h"
 #include "teratron/tokenizer/end_tokens.h"
@@ -172,6 +172,20 @@ void take_output_layer(HfModel& model, const fs::path& folder) {
   }
 }
 
+// See HfFamily::mtp_sign.
+void take_mtp_layers(HfModel& model, const fs::path& folder) {
+  if (model.family->mtp_sign.empty()) return;
+  try {
+    const WeightFiles files(folder);
+    int64_t count = 0;
+    const auto number = [&] { return model.settings.at("num_layers").get<int64_t>() + count; };
+    while (files.has(in_layer(model.family->mtp_sign, number())) && count < most_experts) ++count;
+    if (count > 0) model.settings["mtp_num_layers"] = count;
+  } catch (const UserError&) {
+    // As above.
+  }
+}
+
 // The tensors of experts in place of those that hold all of a layer; others, of other shapes, stay.
 void divide_fused_experts(const HfFamily& family, WeightFiles& files) {
   const std::map<std::string, TensorInfo> all = files.tensors();
@@ -224,6 +238,7 @@ HfModel read_hf_model(const fs::path& folder) {
   HfModel model =
       parse_hf_config(read_text(path, {.kind = ExitCode::checkpoint}), printable(path.string(), 4096));
   take_output_layer(model, folder);
+  take_mtp_layers(model, folder);
   model.settings.update(hf_tokenizer_settings(folder));
   return model;
 }
@@ -231,20 +246,24 @@ HfModel read_hf_model(const fs::path& folder) {
 HfCheckpoint::HfCheckpoint(const fs::path& folder)
     : folder_(folder), model_(read_hf_model(folder)), files_(folder) {
   read_mxfp4_experts(*model_.family, files_);
+  files_.dequantize();
   divide_fused_experts(*model_.family, files_);
   const size_t count = files_.tensors().size();
   tensors_ = hf_tensors(model_, count, model_.family->prefix);
   if (!files_.has(tensors_[0].sources[0].name)) tensors_ = hf_tensors(model_, count);
   use_old_names();
   use_cuts();
-  check();
   nlohmann::json config = model_.settings;
   config["model_family"] = model_.family->family;
   config["hf_model_type"] = model_.family->model_type;
   save_configured_tokens(configured_tokens(folder_), config);
   info_ = {.path = folder_, .config = config.dump(), .state = "{}"};
   for (const HfTensor& tensor : tensors_) {
-    by_name_[tensor.name] = &tensor;
+    if (!tensor.repeats) by_name_[tensor.name] = &tensor;
+  }
+  check();
+  for (const auto& [name, found] : by_name_) {
+    const HfTensor& tensor = *found;
     const TensorInfo& info = info_.tensors[tensor.name] = {joint_dtype(files_, tensor), tensor.shape};
     info_.bytes += *checked_numel(info.shape) * size_of(info.dtype);
   }
@@ -291,6 +310,7 @@ void HfCheckpoint::check() const {
   Unplaced unplaced{files_.tensors(), printable(folder_.string(), 4096), "but config.json requires"};
   std::set<std::string> stacked;
   for (const HfTensor& tensor : tensors_) {
+    if (tensor.repeats && !files_.has(tensor.sources[0].name)) continue;
     if (tensor.stacked && !stacked.insert(tensor.sources[0].name).second) continue;
     for (const HfSource& source : tensor.sources) unplaced.place(source.name, source.shape);
   }
@@ -301,6 +321,13 @@ void HfCheckpoint::check() const {
       if (copy_differs(files_, copy, original))
         unplaced.problem(copy, fmt::format("differs from \"{}\", whose copy it is in this model", original));
     }
+  }
+  for (const HfTensor& tensor : tensors_) {
+    const std::string& copy = tensor.sources[0].name;
+    if (!tensor.repeats || !files_.has(copy) || !by_name_.contains(tensor.name)) continue;
+    const std::string& original = by_name_.at(tensor.name)->sources[0].name;
+    if (files_.has(original) && copy_differs(files_, copy, original))
+      unplaced.problem(copy, fmt::format("differs from \"{}\", whose copy it is in this model", original));
   }
   unplaced.finish([this](const std::string& name) {
     const auto ends = [&](std::string_view end) { return name.ends_with(end); };

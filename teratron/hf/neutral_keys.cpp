@@ -44,6 +44,12 @@ bool is_full_attention(const json& layers) {
          std::ranges::all_of(layers, [](const json& layer) { return layer == "full_attention"; });
 }
 
+// What WeightFiles::dequantize() reads.
+bool is_block_scaled(const json& quantization) {
+  return quantization.is_object() && quantization.value("quant_method", json()) == "fp8" &&
+         quantization.value("weight_block_size", json()) == json({128, 128});
+}
+
 }  // namespace
 
 bool has_value(const json& value) {
@@ -52,6 +58,7 @@ bool has_value(const json& value) {
 }
 
 bool is_neutral_key(std::string_view key, const json& value) {
+  if (key == "quantization_config" && is_block_scaled(value)) return true;
   if (key == "is_causal") return value.is_null() || value == true;
   if (key == "layer_types" && has_value(value)) return is_full_attention(value);
   return !has_value(value) || key.ends_with("_token_id") ||

@@ -16,6 +16,7 @@ namespace {
 // The projections of a weight, in the order of its rows and of transformers' modules; empty: it is one.
 std::vector<std::string> projections(std::string_view layer) {
   if (ends_as_module(layer, "linear_qkv")) return {"linear_q", "linear_k", "linear_v"};
+  if (ends_as_module(layer, "linear_q_proj")) return {"linear_q"};
   if (ends_as_module(layer, "linear_kv")) return {"linear_k", "linear_v"};
   if (ends_as_module(layer, "linear_fc1")) return {"linear_fc1_gate", "linear_fc1_up"};
   return {};

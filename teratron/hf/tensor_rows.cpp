@@ -72,6 +72,8 @@ HfTensor weight_of(const HfTensorRow& row, const json& settings) {
   for (size_t i = 0; i < row.options.rows.size(); ++i)
     tensor.parts[i] = hf_size(settings, row.options.rows[i]);
   tensor.any_cut = row.options.any_cut;
+  tensor.f32 = row.options.f32;
+  tensor.repeats = row.options.repeats;
   tensor.shape[0] = std::accumulate(tensor.parts.begin(), tensor.parts.end(), int64_t{0});
   for (size_t i = 0; i < row.sources.size(); ++i) {
     shape[0] = row.sources.size() < tensor.parts.size() ? tensor.shape[0] : tensor.parts[i];
@@ -164,7 +166,7 @@ void add_row(std::vector<HfTensor>& tensors, const HfTensorRow& row, const HfMod
   const int64_t count = row.name.find('#') == row.name.npos ? 1 : hf_size(model.settings, "num_experts");
   for (int64_t expert = 0; expert < count; ++expert) {
     HfTensor weight = whole;
-    weight.name = prefixes.first + of_expert(whole.name, expert);
+    if (!whole.repeats) weight.name = prefixes.first + of_expert(whole.name, expert);
     for (HfSource& source : weight.sources) source.name = prefixes.second + of_expert(source.name, expert);
     if (weight.stacked) weight.runs = {{.first = expert * weight.shape[0], .rows = weight.shape[0]}};
     tensors.push_back(weight);
@@ -186,7 +188,12 @@ HfLayerKinds kinds_of(const HfModel& model, const HfTensorGroup& group, int64_t 
   HfLayerKinds kinds(static_cast<size_t>(layers));
   if (model.family->layer_kinds == nullptr || group.layers.empty()) return kinds;
   HfConfig config{.settings = model.settings};
-  kinds = model.family->layer_kinds(config, layers);
+  if (group.after.empty()) {
+    kinds = model.family->layer_kinds(config, layers);
+  } else if (layers > 0) {
+    kinds.assign(kinds.size(),
+                 model.family->layer_kinds(config, hf_size(model.settings, group.after)).back());
+  }
   if (!config.problems.empty()) throw checkpoint_error({.what = config.problems[0], .where = model.where});
   return kinds;
 }
@@ -199,6 +206,7 @@ std::vector<HfTensor> hf_tensors(const HfModel& model, size_t most_layers, std::
     const int64_t layers = group.layers.empty() ? 1 : hf_size(model.settings, group.layers);
     check_counts(model, layers, most_layers);
     const HfLayerKinds kinds = kinds_of(model, group, layers);
+    const int64_t after = group.after.empty() ? 0 : hf_size(model.settings, group.after);
     const std::string_view theirs = group.theirs.substr(group.theirs.starts_with(strip) ? strip.size() : 0);
     const int64_t begin = group.span == HfLayers::last ? layers - 1 : 0;
     const int64_t end = group.span == HfLayers::but_last ? layers - 1 : layers;
@@ -207,7 +215,7 @@ std::vector<HfTensor> hf_tensors(const HfModel& model, size_t most_layers, std::
       for (const HfTensorRow& row : group.rows) {
         const std::string_view in = row.options.in;
         if (!in.empty() && std::ranges::find(has, in) == has.end()) continue;
-        add_row(tensors, row, model, {in_layer(group.ours, layer), in_layer(theirs, layer)});
+        add_row(tensors, row, model, {in_layer(group.ours, layer), in_layer(theirs, after + layer)});
       }
     }
   }

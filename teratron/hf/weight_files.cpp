@@ -6,6 +6,7 @@
 
 #include "teratron/base/json.h"
 #include "teratron/ckpt/directory.h"
+#include "teratron/hf/block_scaled.h"
 #include "teratron/pickle/torch_file.h"
 #include "teratron/pickle/torch_writer.h"
 #include "teratron/pickle/zip_archive.h"
@@ -166,6 +167,16 @@ void WeightFiles::add_shard(const fs::path& path, const std::set<std::string>* e
 
 void WeightFiles::read(const std::string& name, int64_t begin, int64_t bytes, void* out) const {
   const Place& place = place_of_.at(name);
+  const auto reader = [](const Place& from) {
+    return [&from](int64_t at, int64_t count, void* to) {
+      from.file->read(from.tensor, from.begin + at, count, to);
+    };
+  };
+  if (place.scales) {
+    constexpr int64_t element = 2;
+    return read_block_scaled({reader(place), reader(*place.scales), place.columns}, begin / element,
+                             bytes / element, out);
+  }
   place.file->read(place.tensor, place.begin + begin, bytes, out);
 }
 
@@ -186,6 +197,21 @@ void WeightFiles::replace(const std::vector<std::string>& names, std::unique_ptr
   for (const auto& [name, tensor] : file.tensors()) {
     tensors_.emplace(name, tensor);
     place_of_.emplace(name, Place{.file = &file, .file_name = {}, .tensor = name});
+  }
+}
+
+void WeightFiles::dequantize() {
+  constexpr std::string_view end = "_scale_inv";
+  const std::map<std::string, TensorInfo> all = tensors_;
+  for (const auto& [name, info] : all) {
+    const std::string scales = name + std::string(end);
+    const auto found = tensors_.find(scales);
+    if (found == tensors_.end() || !is_block_scaled(info, found->second)) continue;
+    Place& place = place_of_.at(name);
+    place.scales = std::make_shared<const Place>(place_of_.extract(scales).mapped());
+    place.columns = info.shape[1];
+    tensors_.erase(found);
+    tensors_.at(name).dtype = Dtype::bf16;
   }
 }
 

@@ -48,6 +48,8 @@ class WeightFiles {
               const std::vector<int64_t>& shape);
   /// Puts the tensors of `by`, which may still read them, in the place of these.
   void replace(const std::vector<std::string>& names, std::unique_ptr<WeightFile> by);
+  /// Puts bf16 in place of FP8 with scales in "NAME_scale_inv" (block_scaled.h).
+  void dequantize();
   /// Compares the checksums that files have; returns how many bytes were compared.
   int64_t verify() const;
 
@@ -60,8 +62,10 @@ class WeightFiles {
   struct Place {
     const WeightFile* file;
     std::string file_name;
-    std::string tensor;  // of the file
-    int64_t begin = 0;   // byte within it
+    std::string tensor;                             // of the file
+    int64_t begin = 0;                              // byte within it
+    std::shared_ptr<const Place> scales = nullptr;  // of what is dequantized; it has `columns`
+    int64_t columns = 0;
   };
   std::map<std::string, Place> place_of_;
 };

@@ -217,8 +217,8 @@ HfModel hf_model_of(const CheckpointInfo& info, std::span<const HfFamily> famili
       in_object(key, config, [&info](const HfKey& row, HfConfig& keys) { write_key(row, info, keys); });
     for (const HfTensorGroup& group : family.tensors) {
       const std::string first = in_layer(group.ours, 0) + std::string(group.rows[0].name);
-      const bool in_first =
-          !group.layers.empty() && group.span == HfLayers::all && group.rows[0].options.in.empty();
+      const bool in_first = !group.layers.empty() && group.span == HfLayers::all && group.after.empty() &&
+                            group.rows[0].options.in.empty();
       if (in_first && !info.tensors.contains(first)) config.problem("tensor \"{}\" is missing", first);
     }
     const auto& problems = config.problems;

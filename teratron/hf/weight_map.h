@@ -66,7 +66,7 @@ struct HfTensor {
   int64_t groups = 1;
   std::vector<RowRuns> runs = {};
   bool stacked = false;  // the source is that of neighbours, too, each of which is a part of it
-  bool any_cut = false;  // see HfTensorOptions
+  bool any_cut = false, f32 = false, repeats = false;  // see HfTensorOptions
 
   /// Elements of a row.
   int64_t columns() const;

@@ -38,7 +38,8 @@ void check_names(const std::map<std::string, TensorSourcePtr>& tensors, const Me
   for (const auto& [layer, names] : of_layer) {
     std::string parts;  // what a layer consists of
     for (const char* const part : {"mlp.router.weight", "mlp.linear_fc1.weight", "mixer.in_proj.weight",
-                                   "self_attention.in_proj.weight", "self_attention.linear_qkv.weight"})
+                                   "self_attention.in_proj.weight", "self_attention.linear_qkv.weight",
+                                   "self_attention.linear_kv_down_proj.weight"})
       parts += names.contains(part) ? '1' : '0';
     const std::pair kind(layer.substr(0, layer.rfind('.')), parts);
     const std::string& first = first_of.try_emplace(kind, layer).first->second;

@@ -97,6 +97,11 @@ json core_args(const SavedArgs& saved) {
     args["linear_attention_freq"] =
         number ? json(std::stoll(frequency)) : json(*parse_all_but_every(frequency, settings["num_layers"]));
   }
+  // Latents have positions of their own there, with YaRN unless another type is named.
+  if (args["multi_latent_attention"] == true && settings["position_embedding_type"] == "yarn") {
+    args["position_embedding_type"] = "rope";
+    args["rope_type"] = "yarn";
+  }
   args["transformer_impl"] = saved.names == MegatronNames::core_te ? "transformer_engine" : "local";
   if (args["num_experts"].is_null()) return args;
   if (args["moe_ffn_hidden_size"].is_null()) args["moe_ffn_hidden_size"] = settings["ffn_hidden_size"];

@@ -174,6 +174,21 @@ std::string take_experts(const Shapes& shapes, const std::string& stack, json& s
   return mlp.empty() ? expert : mlp;
 }
 
+// Multi-head latent attention.
+void take_latents(const Shapes& shapes, const std::string& stack, json& settings) {
+  const std::string layer = shapes.first_with(stack, "self_attention.linear_kv_down_proj.weight");
+  if (layer.empty()) return;
+  const std::string attention = layer + "self_attention.";
+  const int64_t rank = shapes.size(attention + "linear_kv_up_proj.weight", 1);
+  settings["multi_latent_attention"] = true;
+  settings["kv_lora_rank"] = rank;
+  settings["qk_pos_emb_head_dim"] = shapes.size(attention + "linear_kv_down_proj.weight", 0) - rank;
+  settings["q_lora_rank"] = shapes.has(attention + "linear_q_down_proj.weight")
+                                ? json(shapes.size(attention + "linear_q_down_proj.weight", 0))
+                                : json();
+  settings["qk_layernorm"] = shapes.has(attention + "kv_layernorm.weight");
+}
+
 // What the tensors themselves show; where they and saved arguments or flags disagree, the tensors are right
 // or it is an error.
 void take_shapes(const MegatronSource& source, json& settings) {
@@ -182,6 +197,7 @@ void take_shapes(const MegatronSource& source, json& settings) {
   const std::string attention = shapes.first_with(stack, "self_attention.linear_qkv.weight");
   const int64_t hidden = shapes.size("embedding.word_embeddings.weight", 1);
   const std::string mlp = take_experts(shapes, stack, settings);
+  take_latents(shapes, stack, settings);
   settings.update({{"num_layers", shapes.layers(stack)}, {"hidden_size", hidden}});
   settings["swiglu"] = false;
   if (!mlp.empty()) {

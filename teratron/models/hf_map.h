@@ -88,6 +88,9 @@ struct HfTensorOptions {
   std::string_view in = {};                   // the kind of layers that have it; empty: all
   std::vector<std::string_view> rows = {};    // of each source of a concatenation; empty: all are alike
   bool any_cut = false;                       // files may cut the concatenated rows elsewhere
+  bool f32 = false;                           // in every export
+  /// Files repeat the tensor of this whole name of ours here: compared where it is, and always written.
+  bool repeats = false;
 };
 
 /// A '#' in the names is an expert: the row stands for one tensor each.
@@ -110,6 +113,8 @@ struct HfTensorGroup {
   std::vector<HfTensorRow> rows;
   std::string_view layers = {};  // the setting that counts them
   HfLayers span = HfLayers::all;
+  /// Their layers are numbered on from this setting; each is of the kind of the last one before them.
+  std::string_view after = {};
 };
 
 /// A tensor of all experts of a layer, [experts, rows, columns] or [experts, rows], and the tensors of one
@@ -143,6 +148,9 @@ struct HfFamily {
   /// A file with this tensor has an untied output layer, unless it equals the word embeddings, and a file
   /// without it a tied one, whatever config.json says. Empty: config.json is right.
   std::string_view unties = {};
+  /// Files with such a tensor in the layers after the last have layers that predict further tokens, whatever
+  /// config.json says. Empty: the model type has none.
+  std::string_view mtp_sign = {};
   /// The object of config.json that has the keys: the text model of one with pictures. Such files are only
   /// read. Empty: the outermost.
   std::string_view object = {};

@@ -46,10 +46,17 @@ std::vector<std::string> hybrid_targets(const Arguments& args) {
 std::vector<std::string> default_targets(const Arguments& args, const ModelPlan& model) {
   if (args.hybrid_layer_pattern) return hybrid_targets(args);
   const bool gated = args.swiglu || args.geglu || args.quick_geglu;
-  const bool fused = model.towers.size() == 1 && model.towers[0].name == "decoder" && !gated;
+  const bool fused = model.towers.size() == 1 && model.towers[0].name == "decoder" && !gated &&
+                     !args.multi_latent_attention;
   std::vector<std::string> targets = {"linear_proj"};
   if (fused) targets.emplace_back("linear_qkv");
-  if (!fused) targets.insert(targets.end(), {"linear_q", "linear_k", "linear_v"});
+  if (args.multi_latent_attention) {
+    targets.insert(targets.end(), {"linear_kv_down_proj", "linear_kv_up_proj"});
+    if (args.q_lora_rank) targets.insert(targets.end(), {"linear_q_down_proj", "linear_q_up_proj"});
+    if (!args.q_lora_rank) targets.emplace_back("linear_q");
+  } else if (!fused) {
+    targets.insert(targets.end(), {"linear_q", "linear_k", "linear_v"});
+  }
   if (args.experimental_attention_variant) targets.insert(targets.end(), {"in_proj", "out_proj"});
   if (!args.num_experts) add_mlp_targets(gated, targets);
   return targets;

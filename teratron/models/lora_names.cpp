@@ -36,6 +36,12 @@ constexpr std::pair<std::string_view, std::string_view> module_ends[] = {
     {"linear_attn.out_proj", "out_proj"},
     {"shared_mlp.input_linear", "linear_fc1"},
     {"shared_mlp.output_linear", "linear_fc2"},
+    // multi-head latent attention
+    {"q_a_proj", "linear_q_down_proj"},
+    {"q_b_proj", "linear_q_up_proj"},
+    {"kv_a_proj_with_mqa", "linear_kv_down_proj"},
+    {"kv_b_proj", "linear_kv_up_proj"},
+    {"linear_q_proj", "linear_q"},
     {"q_proj", "linear_q"},
     {"k_proj", "linear_k"},
     {"v_proj", "linear_v"},
@@ -63,7 +69,8 @@ constexpr std::pair<std::string_view, std::string_view> module_ends[] = {
     {"v", "linear_v"},
     {"o", "linear_proj"},
 };
-constexpr std::string_view own_targets[] = {"linear_qkv",    "linear_q",    "linear_k",   "linear_v",
+constexpr std::string_view own_targets[] = {"linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj",
+                                            "linear_kv_up_proj", "linear_qkv",    "linear_q",    "linear_k",   "linear_v",
                                             "linear_kv",     "linear_proj", "linear_fc1", "linear_fc1_gate",
                                             "linear_fc1_up", "linear_fc2",  "in_proj",    "out_proj"};
 

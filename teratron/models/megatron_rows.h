@@ -35,6 +35,15 @@ inline const std::vector<MegatronRow> attention = {
     {"self_attention.q_layernorm.", "", {"self_attention.q_norm."}},
     {"self_attention.k_layernorm.", "", {"self_attention.k_norm."}}};
 
+/// Multi-head latent attention in place of self-attention; its norms and output are rows of `attention`.
+inline const std::vector<MegatronRow> latent_attention = {
+    {.ours = "self_attention.linear_q_proj.", .linear = true},
+    {.ours = "self_attention.linear_q_down_proj.", .linear = true},
+    {.ours = "self_attention.linear_q_up_proj.", .linear = true},
+    {.ours = "self_attention.linear_kv_down_proj.", .linear = true},
+    {.ours = "self_attention.linear_kv_up_proj.", .linear = true},
+    {.ours = "self_attention.kv_layernorm.", .fused = {"self_attention.linear_kv_up_proj.layer_norm_"}}};
+
 inline const std::vector<MegatronRow> mlp = {{.ours = "mlp.linear_fc1.",
                                               .legacy = "mlp.dense_h_to_4h.",
                                               .other = {"layernorm_mlp.fc1_"},

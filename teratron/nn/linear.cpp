@@ -81,11 +81,16 @@ struct BiasGrad : torch::autograd::Function<BiasGrad> {
 };
 
 Shard column_shard(const std::vector<int64_t>& shape, const LinearOptions& options, const Group& group) {
+  if (options.replicated) return Shard::replicated(shape);
   if (options.group && options.out / options.group->size() < group.size)
     return Shard::split_groups(shape, *options.group, group.size, group.rank);
   const std::vector<int64_t> segments =
       options.segments.empty() ? std::vector<int64_t>{options.out} : options.segments;
   return Shard::split_segments(shape, 0, segments, group.size, group.rank);
+}
+
+AxisSet replicated_grad_sum(const LinearOptions& options, const TensorParallel& parallel) {
+  return options.replicated ? parallel.grad_sum() : AxisSet();
 }
 
 // "linear_qkv" of "decoder.layers.0.self_attention.linear_qkv".
@@ -124,14 +129,18 @@ ColumnLinear::ColumnLinear(const Scope& scope, const LinearOptions& options, con
     : matmul_(ParallelMatmul::column(
           scope.parameter("weight",
                           {.shard = column_shard({options.out, options.in}, options, parallel.group),
-                           .init = options.init}),
-          scope.fp8(), parallel)),
+                           .init = options.init,
+                           .grad_sum = replicated_grad_sum(options, parallel)}),
+          scope.fp8(), options.replicated ? TensorParallel{} : parallel)),
       lora_(Lora::make(scope, Lora::Kind::column,
-                       {layer_name(scope), matmul_.weight().shard(), options.parts}, parallel)) {
+                       {layer_name(scope), matmul_.weight().shard(), options.parts,
+                        replicated_grad_sum(options, parallel)},
+                       options.replicated ? TensorParallel{} : parallel)) {
   if (!options.bias) return;
   bias_ = &scope.parameter("bias", {.shard = column_shard({options.out}, options, parallel.group),
                                     .init = Init::zeros(),
-                                    .param_group = ParamGroup::no_weight_decay});
+                                    .param_group = ParamGroup::no_weight_decay,
+                                    .grad_sum = replicated_grad_sum(options, parallel)});
 }
 
 Hidden ColumnLinear::forward(const at::Tensor& x_SBI, const QkvRope* rope, const DropoutArgs* dropout) {

@@ -21,6 +21,8 @@ struct LinearOptions {
   /// Column only: `out` is of such groups. If there are fewer groups than ranks, their shared rows are on
   /// every rank that has divided rows of them, and the gradients of these ranks are summed after backward.
   std::optional<GroupRows> group = {};
+  /// Column only: every rank has the whole weight and multiplies its rows of x, which stay where they are.
+  bool replicated = false;
 };
 
 class Lora;

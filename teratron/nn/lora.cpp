@@ -100,9 +100,10 @@ Lora::Lora(const Scope& scope, Kind kind, const LoraShape& shape, const TensorPa
   ParameterOptions a{.init = lora_a_init(in_)}, b{.init = Init::zeros()};
   if (kind == Kind::column) {
     a.shard = Shard::replicated({parts * rank, in_});
-    a.grad_sum = parallel.grad_sum();
+    a.grad_sum = shape.grad_sum | parallel.grad_sum();
     b.shard = shape.weight;
     b.shard.global_shape = {out, rank};
+    b.grad_sum = shape.grad_sum;
   } else {
     a.shard = Shard::split({rank, in_}, 1, group.size, group.rank);
     b.shard = Shard::replicated({out, rank});

@@ -28,6 +28,10 @@ GRANITE = dict(hidden_size=48, intermediate_size=24, num_hidden_layers=3, num_at
                embedding_multiplier=12, logits_scaling=6, residual_multiplier=0.22, attention_multiplier=0.15)
 OLMO_HYBRID = dict(vocab_size=101, hidden_size=48, intermediate_size=80, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
                    max_position_embeddings=64, pad_token_id=None, eos_token_id=None)
+LATENT = dict(vocab_size=101, hidden_size=48, intermediate_size=80, moe_intermediate_size=20, num_hidden_layers=3, num_attention_heads=6,
+              num_key_value_heads=6, n_routed_experts=8, num_experts_per_tok=3, kv_lora_rank=14, qk_nope_head_dim=10, qk_rope_head_dim=6,
+              v_head_dim=8, max_position_embeddings=64, rms_norm_eps=1e-2, pad_token_id=None, eos_token_id=None)
+LATENT_YARN = {**YARN, "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 1.1, "beta_fast": 3.0, "beta_slow": 0.5}
 CONFIGS = {
     "gpt2": lambda: transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, vocab_size=101, n_positions=64),
     "gpt2-untied": lambda: transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, n_inner=100, vocab_size=101,
@@ -131,6 +135,19 @@ CONFIGS = {
     "seed_oss": lambda: transformers.SeedOssConfig(**LLAMA, head_dim=16),
     "glm4": lambda: transformers.Glm4Config(**LLAMA, head_dim=16, pad_token_id=0),
     "starcoder2": lambda: transformers.Starcoder2Config(**LLAMA, sliding_window=5),
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(
+        **LATENT, q_lora_rank=18, n_group=4, topk_group=2, first_k_dense_replace=1, n_shared_experts=2, num_mtp_layers=0),
+    "deepseek_v3-yarn": lambda: transformers.DeepseekV3Config(
+        **LATENT, q_lora_rank=None, n_group=1, topk_group=1, first_k_dense_replace=2, n_shared_experts=1, num_mtp_layers=0,
+        rope_interleave=False, norm_topk_prob=False, attention_bias=True, rope_parameters=LATENT_YARN),
+    "deepseek_v2": lambda: transformers.DeepseekV2Config(
+        **LATENT, q_lora_rank=None, n_shared_experts=1, routed_scaling_factor=1.5,
+        rope_parameters={**LATENT_YARN, "mscale": 0.707, "mscale_all_dim": 0.707}),
+    "deepseek_v2-groups": lambda: transformers.DeepseekV2Config(
+        **LATENT, q_lora_rank=18, n_shared_experts=2, routed_scaling_factor=3.0, topk_method="group_limited_greedy", n_group=4, topk_group=2,
+        first_k_dense_replace=1),
+    "glm4_moe_lite": lambda: transformers.Glm4MoeLiteConfig(
+        **LATENT, q_lora_rank=18, n_shared_experts=1, mlp_layer_types=["sparse", "dense", "sparse"]),
     "gpt2-erf": lambda: transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, vocab_size=101, n_positions=64,
                                                 activation_function="gelu"),
 }

@@ -10,7 +10,7 @@ import test_hf_t5
 from test_hf_conversion import random_model, run, torch
 
 NAMES = ["gpt2", "llama2", "llama-gqa", "llama3-rope", "yarn", "mistral", "mistral-window", "qwen2", "qwen2.5-window", "qwen3", "mamba2",
-         "nemotron_h-moe", "qwen3_next", "qwen3_5_text"]
+         "nemotron_h-moe", "qwen3_next", "qwen3_5_text", "deepseek_v3", "deepseek_v2"]
 PROMPTS = [[5, 17, 3], [60], [9, 8, 7, 6, 5, 4, 3, 2, 1, 90, 33, 41], [100, 2, 50, 50, 50, 7, 7]]
 NEW = 30
 T5_NAMES = ["v1.0", "v1.0-wide", "v1.1", "v1.1-wide", "mt5", "mt5-wide"]

@@ -20,7 +20,10 @@ VocabularyOptions vocabulary_options(const GPTConfig& config) {
 }  // namespace
 
 GPTConfig stage_config(GPTConfig config, const StageContext& part) {
-  if (part.same_tokens) config.experts.options.dispatch = TokenDispatch::none;
+  if (part.same_tokens) {  // text is generated
+    config.experts.options.dispatch = TokenDispatch::none;
+    config.mtp_layers = 0;
+  }
   return config;
 }
 
@@ -30,7 +33,8 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
   const Scope root(parameters);
   const Scope embedding = root / "embedding";
   const bool has_logits = stage.head && config.output_layer;
-  if (stage.embedding || (has_logits && config.tied_embeddings)) {
+  const bool has_mtp = has_logits && config.mtp_layers > 0;
+  if (stage.embedding || has_mtp || (has_logits && config.tied_embeddings)) {
     word_embeddings_ = std::make_unique<VocabParallelEmbedding>(embedding / "word_embeddings",
                                                                 vocabulary_options(config), parallel);
   }
@@ -47,7 +51,9 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
   }
   if (config.position == PositionEmbedding::rope) {
     rope_ = std::make_unique<RotaryEmbedding>(
-        RotaryEmbedding::Options{config.rope, config.kv_channels, config.max_positions},
+        RotaryEmbedding::Options{config.rope,
+                                 config.latent ? config.latent->rope_channels : config.kv_channels,
+                                 config.max_positions},
         parameters.options().tensors());
     if (config.local_rope) {
       local_rope_ = std::make_unique<RotaryEmbedding>(
@@ -71,10 +77,11 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
                                       .param_group = ParamGroup::decoupled_lr});
   output_layer_.emplace(
       ParallelMatmul::column(weight, config.fp8_output_layer ? parameters.fp8() : nullptr, parallel));
+  if (has_mtp) mtp_ = std::make_unique<MultiTokenPrediction>(root / "mtp", config, parallel, mesh);
 }
 
-at::Tensor GPT::embed(const MicroBatch& batch, const LayerContext& context) {
-  at::Tensor x_SBH = word_embeddings_->forward(batch["tokens"]);
+at::Tensor GPT::embed(const at::Tensor& tokens_SB, const LayerContext& context) {
+  at::Tensor x_SBH = word_embeddings_->forward(tokens_SB);
   if (config_.embedding_scale != 1.0) {
     // The factor has the dtype of the embeddings, as in transformers.
     x_SBH = x_SBH * at::scalar_tensor(config_.embedding_scale, x_SBH.scalar_type()).item<double>();
@@ -93,11 +100,19 @@ at::Tensor GPT::embed(const MicroBatch& batch, const LayerContext& context) {
 Activations GPT::forward(const Activations& input, const MicroBatch& batch, LayerStates* states) {
   LayerContext context = layer_context(batch, config_, rope_.get());
   context.local_rope = local_rope_.get();
-  at::Tensor x_SBH = stage().embedding ? embed(batch, context) : input["hidden"];
+  at::Tensor x_SBH = stage().embedding ? embed(batch["tokens"], context) : input["hidden"];
   notify(stage().embedding ? "embedding" : "the previous stage", x_SBH, batch);
   const Hidden y = layers_->forward(std::move(x_SBH), context, states);
   if (!final_norm_) return {{"hidden", apply_bias_grad(y)}};
-  const at::Tensor normed_SBH = final_norm_->forward_with_residual(y).normed;
+  at::Tensor normed_SBH = final_norm_->forward_with_residual(y).normed;
+  if (mtp_ && MultiTokenPrediction::runs(batch)) {
+    normed_SBH = mtp_->attach_losses(normed_SBH, batch, context,
+                                     {[&](const at::Tensor& tokens_SB) { return embed(tokens_SB, context); },
+                                      [&](const at::Tensor& hidden_SBH, const at::Tensor& labels_SB) {
+                                        return linear_cross_entropy(scaled(hidden_SBH), *output_layer_,
+                                                                    labels_SB, output_loss());
+                                      }});
+  }
   notify(("decoder." + config_.final_norm).c_str(), normed_SBH, batch);
   return {{"hidden", normed_SBH}};
 }
@@ -116,10 +131,14 @@ at::Tensor GPT::logits(const Activations& output) {
   return soft_capped_logits(logits, config_.logits_softcap).to(logits.scalar_type());
 }
 
+OutputLossOptions GPT::output_loss() const {
+  return {.vocabulary = config_.vocabulary, .softcap = config_.logits_softcap};
+}
+
 at::Tensor GPT::token_losses(const Activations& output, const MicroBatch& batch) {
   const at::Tensor hidden_SBH = scaled(output["hidden"]);
   const at::Tensor& labels_SB = batch["labels"];
-  const OutputLossOptions options{.vocabulary = config_.vocabulary, .softcap = config_.logits_softcap};
+  const OutputLossOptions options = output_loss();
   if (config_.loss_chunks == 1) return linear_cross_entropy(hidden_SBH, *output_layer_, labels_SB, options);
   // Under sequence parallelism a chunk is some rows of every rank's sequence shard.
   const int64_t parts = parallel_.sequence_parallel ? parallel_.group.size : 1;

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "teratron/models/gpt/gpt_config.h"
+#include "teratron/models/gpt/mtp.h"
 #include "teratron/models/model.h"
 #include "teratron/models/transformer/layer_stack.h"
 #include "teratron/nn/embedding.h"
@@ -13,7 +14,8 @@
 
 namespace teratron {
 
-/// For a stage: without dispatch of tokens to experts where its ranks have the same ones.
+/// For a stage: where its ranks have the same tokens, without dispatch of these to experts, and without
+/// multi-token prediction.
 GPTConfig stage_config(GPTConfig config, const StageContext& part);
 
 /// Columns: tokens, labels and loss_mask [S, B]; sequence_index or position_ids [S, B]; cu_seqlens, if
@@ -34,7 +36,8 @@ class GPT : public Model {
   bool never_waits() const override { return !config_.experts.options.router.sinkhorn; }
 
  private:
-  at::Tensor embed(const MicroBatch& batch, const LayerContext& context);
+  at::Tensor embed(const at::Tensor& tokens_SB, const LayerContext& context);
+  OutputLossOptions output_loss() const;
   /// What the output layer multiplies.
   at::Tensor scaled(const at::Tensor& hidden_SBH) const;
 
@@ -47,6 +50,7 @@ class GPT : public Model {
   std::unique_ptr<LayerStack> layers_;
   std::unique_ptr<Norm> final_norm_;
   std::optional<ParallelMatmul> output_layer_;  // with the word embeddings' weight if tied
+  std::unique_ptr<MultiTokenPrediction> mtp_;   // null: none
 };
 
 }  // namespace teratron

@@ -2,7 +2,9 @@
 
 #include <cmath>
 
+#include "teratron/models/gpt/latent_attention.h"
 #include "teratron/models/gpt/linear_attention.h"
+#include "teratron/models/gpt/mtp.h"
 #include "teratron/settings/arguments.h"
 
 namespace teratron {
@@ -17,7 +19,11 @@ GPTConfig gpt_config(const Arguments& args, int64_t tokenizer_size) {
   config.first_position_row = args.position_embedding_offset;
   config.loss_chunks = args.loss_chunks;
   config.fp8_output_layer = args.fp8_output_proj;
+  config.mtp_layers = args.mtp_num_layers.value_or(0);
+  config.mtp_loss_factor = args.mtp_loss_scaling_factor;
+  add_latent_attention(config, args);
   add_linear_attention(config, args);
+  if (config.mtp_layers > 0) add_mtp_layers(config);
   return config;
 }
 

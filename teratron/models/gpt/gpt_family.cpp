@@ -5,6 +5,7 @@
 #include "teratron/models/gpt/gpt.h"
 #include "teratron/models/gpt/gpt_classifier.h"
 #include "teratron/models/gpt/gpt_operators.h"
+#include "teratron/models/gpt/latent_attention.h"
 #include "teratron/models/gpt/linear_attention.h"
 #include "teratron/models/gpt/sft/sft_dataset.h"
 #include "teratron/models/hybrid_flags.h"
@@ -62,6 +63,11 @@ void check_gpt(const Arguments& args, std::vector<Problem>& problems) {
   check_decoder(args, problems);
 }
 
+void derive_attention(Validation& v) {
+  check_latent_attention(v);
+  derive_linear_attention(v);
+}
+
 ModelPlan plan(const Arguments& args, int64_t vocabulary) {
   return gpt_plan(gpt_config(args, vocabulary), gpt_schema(args.seq_length.value_or(0), gpt_masks(args)));
 }
@@ -97,7 +103,7 @@ Family gpt_family() {
   return {.name = "gpt",
           .summary = "decoder-only language models: GPT-2, Llama, Mistral, Qwen",
           .example = "--model-preset gpt2 --mock-data",
-          .settings = {.names = {"training", "gpt"}, .derive = derive_linear_attention},
+          .settings = {.names = {"training", "gpt"}, .derive = derive_attention},
           .check = check_gpt,
           .plan = plan,
           .datasets =
@@ -111,7 +117,7 @@ Family gpt_family() {
 
 ModelPlan gpt_plan(const GPTConfig& config, const BatchSchema& batch) {
   ModelPlan plan = language_model_plan(config, "decoder", batch);
-  plan.layer_sums = expert_sums(config.experts);
+  plan.layer_sums = with_mtp_sums(expert_sums(config.experts), config);
   if (!config.rope.longrope.short_factors.empty()) plan.text.longest_short = config.rope.longrope.positions;
   plan.build = [config](const StageContext& context) {
     return std::make_unique<GPT>(context.parameters, stage_config(config, context), context.stage,

@@ -227,6 +227,7 @@ std::vector<HfFamily> gpt_models() {
   for (HfFamily& family : variant_families()) families.push_back(std::move(family));
   for (HfFamily& family : gemma_families()) families.push_back(std::move(family));
   families.push_back(gpt_oss_family());
+  for (HfFamily& family : latent_families()) families.push_back(std::move(family));
   for (HfFamily& family : linear_families()) families.push_back(std::move(family));
   for (HfFamily& family : layernorm_families()) families.push_back(std::move(family));
   for (HfFamily& family : families) family.peft_task = "CAUSAL_LM";
@@ -260,7 +261,9 @@ FamilyFormats gpt_formats() {
           .stacks = {{.ours = "decoder",
                       .legacy = "encoder",
                       .other = {"transformer"},
-                      .layer = megatron_rows::joined({megatron_rows::layer(), megatron_rows::delta_net})}},
+                      .layer = megatron_rows::joined({megatron_rows::layer(),
+                                                           megatron_rows::latent_attention,
+                                                           megatron_rows::delta_net})}},
           .heads = megatron_rows::output,
           .has_core = true,
           .tokenizer = "GPT2BPETokenizer"}};

@@ -23,6 +23,11 @@ static void write_no_linear_epsilon(std::string_view, HfConfig& config) {
   if (!epsilon.is_null()) config.problem("linear_norm_epsilon is {}", epsilon.dump());
 }
 
+static void write_no_mtp(std::string_view, HfConfig& config) {
+  const json& layers = config.settings.at("mtp_num_layers");
+  if (!layers.is_null()) config.problem("mtp_num_layers is {}", layers.dump());
+}
+
 static HfKey factor_is_one(std::string_view setting) {
   return {"", setting, {.must_be = 1.0, .export_only = true}};
 }
@@ -55,8 +60,10 @@ static const std::vector<HfKey>& common_keys() {
     only_without("swiglu"), only_without("squared_relu"), only_without("geglu"),
     only_without("relu"), only_without("rotary_interleaved"), only_without("parallel_residual"),
     only_without("qk_layernorm"), only_without("qk_layernorm_all_heads"),
+    only_without("multi_latent_attention"), only_without("moe_router_unnormalized"),
     only_without("attention_output_gate"), only_without("linear_allow_negative_eigenvalues"),
     {"", "experimental_attention_variant", {.export_only = true, .write = write_no_linear_attention}},
+    {"", "mtp_num_layers", {.export_only = true, .write = write_no_mtp}},
     {"", "linear_norm_epsilon", {.export_only = true, .write = write_no_linear_epsilon}},
     factor_is_one("embedding_multiplier"), factor_is_one("residual_multiplier"),
     factor_is_one("logits_multiplier"), factor_is_one("mamba_input_multiplier"),

@@ -72,17 +72,20 @@ void read_sparse_layers(std::string_view key, HfConfig& config) {
   config.settings["moe_layer_freq"] = to_layer_pattern(pattern);
 }
 
-// 1: the layer has experts.
-std::vector<int64_t> pattern_of(HfConfig& config, int64_t layers) {
+}  // namespace
+
+std::vector<int64_t> expert_layers(HfConfig& config, int64_t layers) {
   const std::string text = config.settings.value("moe_layer_freq", "1");
   auto pattern = layers > most_expert_layers ? std::nullopt : parse_layer_pattern(text, layers);
   if (!pattern) config.problem("moe_layer_freq = '{}' does not fit {} layers", printable(text), layers);
   return pattern.value_or(std::vector<int64_t>());
 }
 
+namespace {
+
 void write_sparse_layers(std::string_view key, HfConfig& config) {
   json only = json::array();
-  const std::vector<int64_t> pattern = pattern_of(config, config.size("num_layers"));
+  const std::vector<int64_t> pattern = expert_layers(config, config.size("num_layers"));
   for (size_t layer = 0; layer < pattern.size(); ++layer) {
     if (pattern[layer] == 0) only.push_back(layer);
   }
@@ -92,7 +95,7 @@ void write_sparse_layers(std::string_view key, HfConfig& config) {
 }  // namespace
 
 void write_all_sparse(std::string_view, HfConfig& config) {
-  const std::vector<int64_t> pattern = pattern_of(config, config.size("num_layers"));
+  const std::vector<int64_t> pattern = expert_layers(config, config.size("num_layers"));
   if (std::ranges::find(pattern, 0) != pattern.end())
     config.problem("moe_layer_freq is {}", config.settings.at("moe_layer_freq").dump());
 }
@@ -184,6 +187,15 @@ const std::vector<HfTensorRow> qwen_experts = {
      {"mlp.experts.#.gate_proj.weight", "mlp.experts.#.up_proj.weight"}, {expert_ffn, hidden}, in_experts},
     {"mlp.experts.#.linear_fc2.weight", same, {"mlp.experts.#.down_proj.weight"}, {hidden, expert_ffn},
      in_experts}};
+const std::vector<HfTensorRow> deepseek_shared = {
+    {"mlp.shared_experts.linear_fc1.weight", concat,
+     {"mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight"}, {shared_ffn, hidden},
+     in_experts},
+    {"mlp.shared_experts.linear_fc2.weight", same, {"mlp.shared_experts.down_proj.weight"},
+     {hidden, shared_ffn}, in_experts}};
+const std::vector<HfTensorRow> correction_bias = {
+    {"mlp.router.expert_bias", same, {"mlp.gate.e_score_correction_bias"}, {"num_experts"},
+     {.in = "experts", .f32 = true}}};
 const std::vector<HfTensorRow> shared_experts = {
     {"mlp.shared_experts.linear_fc1.weight", concat,
      {"mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight"}, {shared_ffn, hidden},
@@ -230,7 +242,7 @@ HfFamily with_experts(HfFamily family, std::initializer_list<const std::vector<H
 
 HfLayerKinds experts_kinds(HfConfig& config, int64_t layers) {
   HfLayerKinds kinds;
-  for (const int64_t experts : pattern_of(config, layers))
+  for (const int64_t experts : expert_layers(config, layers))
     kinds.push_back({experts != 0 ? "experts" : "mlp"});
   return kinds;
 }
@@ -241,6 +253,11 @@ std::vector<HfKey> qwen_next_experts_keys() {
 
 HfFamily with_qwen_experts(HfFamily family) {
   return with_experts(std::move(family), {&qwen_experts, &shared_experts});
+}
+
+HfFamily with_deepseek_experts(HfFamily family, bool has_bias) {
+  if (has_bias) return with_experts(std::move(family), {&qwen_experts, &correction_bias, &deepseek_shared});
+  return with_experts(std::move(family), {&qwen_experts, &deepseek_shared});
 }
 
 std::vector<HfFamily> experts_families() {

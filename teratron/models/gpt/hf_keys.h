@@ -65,6 +65,12 @@ HfFamily llama_like(std::string_view type, std::string_view architecture, const 
                     const nlohmann::json& defaults);
 /// Which layers have experts, and which an MLP.
 HfLayerKinds experts_kinds(HfConfig& config, int64_t layers);
+/// 1 for each layer that has experts; a problem if the setting does not fit.
+std::vector<int64_t> expert_layers(HfConfig& config, int64_t layers);
+/// Experts of DeepSeek's models in place of some MLPs; with a bias of their choice from V3 on.
+HfFamily with_deepseek_experts(HfFamily family, bool has_bias);
+/// DeepSeek-V2 and V3, Kimi-K2 and GLM-4 MoE lite: multi-head latent attention.
+std::vector<HfFamily> latent_families();
 /// What Qwen3-Next has of experts, with those that all tokens share.
 std::vector<HfKey> qwen_next_experts_keys();
 HfFamily with_qwen_experts(HfFamily family);

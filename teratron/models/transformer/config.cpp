@@ -30,8 +30,14 @@ Activation activation(const Arguments& args) {
   return args.openai_gelu || args.bias_gelu_fusion ? Activation::gelu : Activation::gelu_erf;
 }
 
+// Megatron-LM's multi-latent attention has YaRN unless it is told otherwise.
+bool uses_yarn(const Arguments& args) {
+  if (args.position_embedding_type == "yarn") return true;
+  return args.multi_latent_attention && args.rope_type.value_or("yarn") == "yarn";
+}
+
 Yarn yarn(const Arguments& args) {
-  if (args.position_embedding_type != "yarn") return {};
+  if (!uses_yarn(args)) return {};
   return {.factor = args.rotary_scaling_factor,
           .positions = static_cast<double>(args.yarn_original_max_position_embeddings),
           .beta_fast = args.yarn_beta_fast,
@@ -121,6 +127,7 @@ RouterOptions router_options(const Arguments& args) {
           .routing = {.topk = args.moe_router_topk,
                       .score = router_score(args),
                       .pre_softmax = args.moe_router_pre_softmax,
+                      .normalize = !args.moe_router_unnormalized,
                       .scaling = args.moe_router_topk_scaling_factor.value_or(1.0),
                       .groups = args.moe_router_num_groups.value_or(0),
                       .group_topk = args.moe_router_group_topk.value_or(0),

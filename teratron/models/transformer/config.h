@@ -61,6 +61,15 @@ struct ExpertsConfig {
   bool random() const { return options.router.jitter > 0.0 || options.router.force_balance; }
 };
 
+/// Multi-head latent attention in place of self-attention (nn/mla).
+struct LatentConfig {
+  int64_t query_rank = 0;  // 0: none
+  int64_t kv_rank = 0;
+  int64_t rope_channels = 0;  // of kv_channels, the last ones
+  int64_t v_channels = 0;
+  std::optional<NormOptions> norm = {};
+};
+
 /// An encoder or a decoder.
 struct TransformerConfig {
   int64_t layers = 0;
@@ -79,6 +88,7 @@ struct TransformerConfig {
   NormOptions norm;
   Activation activation = Activation::gelu;
   GluVariant glu;  // of SwiGLU
+  std::optional<LatentConfig> latent;
   bool linear_bias = true;
   bool qkv_bias = false;        // bias of the QKV projection alone
   bool attention_bias = false;  // biases of self-attention alone

@@ -67,6 +67,20 @@ AttentionLayerOptions self_attention_options(const TransformerConfig& config, in
                                        : config.context_parallel_comm.at(layer)};
 }
 
+// Projections of latents have no biases.
+LatentAttentionOptions latent_attention_options(const TransformerConfig& config, int64_t layer) {
+  const LatentConfig& latent = config.latent.value();
+  LatentAttentionOptions options{.attention = self_attention_options(config, layer),
+                                 .query_rank = latent.query_rank,
+                                 .kv_rank = latent.kv_rank,
+                                 .rope_channels = latent.rope_channels,
+                                 .norm = latent.norm};
+  options.attention.v_channels = latent.v_channels;
+  options.attention.qkv_bias = config.attention_bias;
+  options.attention.qk_norm = std::nullopt;
+  return options;
+}
+
 // The keys have no positions among the queries'.
 AttentionLayerOptions cross_attention_options(const TransformerConfig& config, int64_t layer) {
   AttentionLayerOptions options = self_attention_options(config, layer);

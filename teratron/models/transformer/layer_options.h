@@ -4,6 +4,7 @@
 
 #include "teratron/models/transformer/config.h"
 #include "teratron/nn/attention/attention_layer.h"
+#include "teratron/nn/mla/latent_attention.h"
 #include "teratron/nn/mlp.h"
 
 namespace teratron {
@@ -25,6 +26,8 @@ uint64_t dropout_site(const TransformerConfig& config, int64_t layer, uint64_t n
 /// Initialises the matrices whose outputs are added to the residual stream.
 Init output_init(const TransformerConfig& config);
 AttentionLayerOptions self_attention_options(const TransformerConfig& config, int64_t layer);
+/// For a configuration with latents.
+LatentAttentionOptions latent_attention_options(const TransformerConfig& config, int64_t layer);
 AttentionLayerOptions cross_attention_options(const TransformerConfig& config, int64_t layer);
 MlpOptions mlp_options(const TransformerConfig& config);
 /// For a layer with experts.

@@ -2,6 +2,7 @@
 
 #include "teratron/nn/attention/attention_cost.h"
 #include "teratron/nn/cost/mlp_cost.h"
+#include "teratron/nn/mla/mla_cost.h"
 #include "teratron/nn/mlp.h"
 #include "teratron/nn/moe/moe_cost.h"
 
@@ -37,9 +38,16 @@ std::vector<Operator> mlp_operators(const std::string& name, const MlpOptions& o
 }  // namespace
 
 BranchOptions self_attention_branch(const TransformerConfig& config, int64_t layer) {
-  const AttentionLayerOptions options = self_attention_options(config, layer);
   BranchOptions branch =
       branch_of(config, {"input_layernorm", "self_attention", "self_attention.linear_proj.post_layernorm"});
+  if (config.latent) {
+    const LatentAttentionOptions options = latent_attention_options(config, layer);
+    branch.mixer = mixer_factory<LatentAttention>(options);
+    branch.operators = mixer_operators(latent_attention_operators, options);
+    branch.dropout = attention_output;
+    return branch;
+  }
+  const AttentionLayerOptions options = self_attention_options(config, layer);
   branch.mixer = mixer_factory<SelfAttention>(options);
   branch.operators = mixer_operators(self_attention_operators, options);
   branch.dropout = attention_output;

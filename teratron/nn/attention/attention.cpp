@@ -169,8 +169,24 @@ at::Tensor upcast_for_gemm(const at::Tensor& x, int64_t queries) {
   return queries >= many ? cpu::upcast_if_emulated(x) : x;
 }
 
+bool pads_values(const AttentionRequest& request) {
+  if (request.v_SBGD.size(3) >= request.q_SBND.size(3)) return false;
+  AttentionShape shape = shape_of(request);
+  shape.one_width = true;
+  return choose_backend(shape) != AttentionBackend::math;
+}
+
+at::Tensor with_padded_values(const AttentionRequest& request,
+                              c10::function_ref<at::Tensor(const AttentionRequest&)> attend) {
+  const int64_t heads = request.q_SBND.size(2), width = request.v_SBGD.size(3);
+  AttentionRequest padded = request;
+  padded.v_SBGD = at::constant_pad_nd(request.v_SBGD, {0, request.q_SBND.size(3) - width});
+  return attend(padded).unflatten(2, {heads, -1}).narrow(3, 0, width).flatten(2);
+}
+
 at::Tensor attention(const AttentionRequest& request) {
   if (request.sinks_N.defined()) return attention_with_sinks(request);
+  if (pads_values(request)) return with_padded_values(request, attention);
   const AttentionBackend backend = choose(request);
   if (!request.packed.defined() || packs(backend)) return run(backend, request);
   // Masks of dropout number the keys of a sample, and stored scores would be those of all samples together.

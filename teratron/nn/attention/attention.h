@@ -4,7 +4,7 @@
 // The first backend that supports everything in the request runs:
 //
 //   backend       device  supports
-//   flash-cpu     CPU     everything but dropout, ALiBi, biases, soft caps and values of another width
+//   flash-cpu     CPU     everything but dropout, ALiBi, biases and soft caps
 //   cudnn         GPU     bf16, fp16; full, or causal with Sq = Sk; Sq > 1, D <= 128, D % 8 = 0; not if ATen
 //                         must be deterministic
 //   flash-varlen  GPU     bf16, fp16; segments (at most 65,535), every mask and window; D <= 256, D % 8 = 0
@@ -12,7 +12,7 @@
 //   fused         GPU     bf16, fp16; dropout, ALiBi and biases, or a soft cap; D <= 128, D % 8 = 0
 //   math          both    everything, but stores the scores
 //
-// On GPUs all but math need values as wide as keys.
+// All but math need values as wide as keys; narrower ones are filled up with zeros for them.
 //
 // Shapes alone decide. On GPUs all are asynchronous on the current stream and can be captured in a CUDA
 // graph, which then follows the contents of `segments`.

@@ -1,7 +1,5 @@
 #include "teratron/nn/attention/attention_layer.h"
 
-#include <cmath>
-
 #include "teratron/base/error.h"
 #include "teratron/nn/attention/alibi.h"
 #include "teratron/nn/attention/paged_attention.h"
@@ -93,7 +91,7 @@ AttentionRequest CoreAttention::request(const QueryKeyValue& qkv, const LayerCon
       .q_SBND = qkv.q_SBND,
       .k_SBGD = qkv.k_SBGD,
       .v_SBGD = qkv.v_SBGD,
-      .scale = options_.scale > 0.0 ? options_.scale : 1.0 / std::sqrt(static_cast<double>(kv_channels())),
+      .scale = scale(),
       .softcap = options_.softcap,
       .sinks_N = sinks_ ? autograd_tensor(*sinks_) : zero_sinks_N_,
       .mask = options_.mask,

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include "teratron/nn/attention/attention.h"
@@ -80,6 +81,9 @@ class CoreAttention {
   int64_t heads() const { return options_.heads / group_.size; }
   int64_t query_groups() const { return query_groups_on_rank(options_.query_groups, group_.size); }
   int64_t kv_channels() const { return options_.kv_channels; }
+  double scale() const {
+    return options_.scale > 0.0 ? options_.scale : 1.0 / std::sqrt(static_cast<double>(kv_channels()));
+  }
   int64_t v_channels() const { return options_.v_channels > 0 ? options_.v_channels : kv_channels(); }
 
   /// The rotation of queries and keys; null: none.

@@ -1,6 +1,8 @@
 // What the backends of attention.cpp share; layers include attention.h.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include "teratron/nn/attention/attention.h"
 #include "teratron/nn/attention/choose_backend.h"
 #include "teratron/nn/attention/split_qkv.h"
@@ -15,6 +17,12 @@ inline bool is_causal(const AttentionRequest& request) {
 inline bool has_one_width(const AttentionRequest& request) {
   return request.q_SBND.size(3) == request.v_SBGD.size(3);
 }
+
+/// Whether a backend that needs values as wide as keys takes the request with zeros beside its narrower values.
+bool pads_values(const AttentionRequest& request);
+/// [Sq, B, N D] of attend(), an attention, without what these zeros give. Differentiable.
+at::Tensor with_padded_values(const AttentionRequest& request,
+                              c10::function_ref<at::Tensor(const AttentionRequest&)> attend);
 
 /// Whether the window hides any key.
 bool has_window(const AttentionRequest& request);

@@ -22,7 +22,8 @@ struct RoutingOptions {
   int64_t topk = 2;
   RouterScore score = RouterScore::softmax;
   bool pre_softmax = false;
-  double scaling = 1.0;  // of the probabilities
+  bool normalize = true;  // sigmoid and sqrtsoftplus: divide by the sum
+  double scaling = 1.0;   // of the probabilities
   /// Group-limited: only the experts of `group_topk` groups of consecutive experts are candidates, those with
   /// the largest sum of their `group_score_topk` best scores, by default topk / group_topk. 0: no groups.
   int64_t groups = 0;

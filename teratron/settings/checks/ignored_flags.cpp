@@ -29,7 +29,15 @@ constexpr IgnoredFlags ignored_flags[] = {
     {"use_rope_scaling rope_scaling_factor rope_scaling_original_max_position_embeddings", without,
      "--position-embedding-type rope"},
     {"rotary_scaling_factor yarn_original_max_position_embeddings yarn_beta_fast yarn_beta_slow "
-     "yarn_correction_range_round_to_int mscale mscale_all_dim", without, "--position-embedding-type yarn"},
+     "yarn_correction_range_round_to_int mscale mscale_all_dim", without,
+     "--position-embedding-type yarn or --multi-latent-attention"},
+    {"rotary_scaling_factor yarn_original_max_position_embeddings yarn_beta_fast yarn_beta_slow "
+     "yarn_correction_range_round_to_int mscale mscale_all_dim", with, "--rope-type rope"},
+    {"q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim rope_type latent_norm_epsilon "
+     "latent_rotary_halves cache_mla_latents", without, "--multi-latent-attention"},
+    {"latent_norm_epsilon", without, "--qk-layernorm"},
+    {"mtp_loss_scaling_factor", without, "--mtp-num-layers"},
+    {"kv_channels", with, "--multi-latent-attention"},
     {"yarn_original_max_position_embeddings yarn_beta_fast yarn_beta_slow yarn_correction_range_round_to_int mscale "
      "mscale_all_dim", with, "--rotary-scaling-factor 1.0"},
     {"rope_scaling_factor rope_scaling_original_max_position_embeddings", without, "--use-rope-scaling"},
@@ -50,9 +58,10 @@ constexpr IgnoredFlags ignored_flags[] = {
      "moe_router_bias_update_rate moe_router_dtype moe_router_load_balancing_type moe_aux_loss_coeff moe_z_loss_coeff "
      "moe_input_jitter_eps moe_router_force_load_balancing moe_expert_capacity_factor moe_token_drop_policy "
      "moe_pad_expert_input_to_capacity moe_shared_expert_intermediate_size moe_shared_expert_gate "
-     "moe_token_dispatcher_type moe_layer_recompute moe_latent_size moe_router_group_score_topk",
+     "moe_token_dispatcher_type moe_layer_recompute moe_latent_size moe_router_group_score_topk moe_router_unnormalized",
      without, "--num-experts"},
     {"moe_router_group_score_topk", without, "--moe-router-num-groups"},
+    {"moe_router_unnormalized", with, "--moe-router-score-function softmax"},
     {"linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim "
      "linear_allow_negative_eigenvalues linear_norm_epsilon", without,
      "--experimental-attention-variant or --hybrid-layer-pattern"},

@@ -52,7 +52,7 @@ constexpr std::string_view per_split_paths =
 // clang-format off
 constexpr Rule rules[] = {
     // Model
-    {"hidden_size", divisible_by, "num_attention_heads", "It is split into heads unless kv_channels is given", "without --kv-channels"},
+    {"hidden_size", divisible_by, "num_attention_heads", "It is split into heads unless kv_channels is given", "without --kv-channels and without --multi-latent-attention"},
     {"num_attention_heads", divisible_by, tp, "Heads are split over tensor-parallel ranks"},
     {"num_attention_heads", divisible_by, "num_query_groups", "Groups have the same number of query heads", "--group-query-attention"},
     {"num_query_groups", divisible_either_way, tp, "Key/value heads are split over tensor-parallel ranks, or each is on as many ranks", "--group-query-attention"},
@@ -84,6 +84,10 @@ constexpr Rule rules[] = {
     {"--rotary-seq-len-interpolation-factor", excludes, "--position-embedding-type yarn", "YaRN scales positions itself"},
     {"yarn_beta_slow", less_than, "yarn_beta_fast", {}, "--position-embedding-type yarn"},
     {"--use-rope-scaling", excludes, "--rotary-seq-len-interpolation-factor", {}, "--position-embedding-type rope"},
+    {"--multi-latent-attention", needs, "--position-embedding-type rope|yarn", "Latents are without positions"},
+    {"--multi-latent-attention", excludes, "--group-query-attention or --window-size or --qk-layernorm-all-heads or --attention-output-gate or --add-qkv-bias or --rotary-interleaved", "All heads share a latent and a rotated key, whose channels are adjacent pairs"},
+    {"--multi-latent-attention", excludes, "--experimental-attention-variant", "Layers are of one kind"},
+    {"--position-embedding-type yarn", excludes, "--rope-type rope", {}, "--multi-latent-attention"},
     {"--hf", excludes, "--pretrained-checkpoint", "Both name the weights to start from"},
     {"--fp16-lm-cross-entropy", needs, "--fp16"},
     {"--norm-position output|both", excludes, "--parallel-residual or --apply-residual-connection-post-layernorm"},
@@ -127,7 +131,7 @@ constexpr Rule rules[] = {
     {"--fp8-format", needs, "--bf16", "Only the GEMMs of linear layers run in FP8"},
     {"hidden_size", multiple_of, "16", fp8_gemms, "--fp8-format"},
     {"ffn_hidden_size / tensor_model_parallel_size", multiple_of, "16", fp8_gemms, "--fp8-format"},
-    {"num_attention_heads * kv_channels / tensor_model_parallel_size", multiple_of, "16", fp8_gemms, "--fp8-format"},
+    {"num_attention_heads * kv_channels / tensor_model_parallel_size", multiple_of, "16", fp8_gemms, "--fp8-format and without --multi-latent-attention"},
     {"seq_length / context_parallel_size * micro_batch_size", multiple_of, "16", fp8_gemms, "--fp8-format"},
     {"moe_ffn_hidden_size / expert_tensor_parallel_size", multiple_of, "16", fp8_gemms, "--fp8-format and --num-experts and --moe-ffn-hidden-size"},
     {"ffn_hidden_size / expert_tensor_parallel_size", multiple_of, "16", fp8_gemms, "--fp8-format and --num-experts and without --moe-ffn-hidden-size"},

@@ -39,6 +39,23 @@ void check_qkv_width(Validation& v) {
           quotient(product(heads + *kv_heads, a.kv_channels), a.tensor_model_parallel_size), "--fp8-format"});
 }
 
+void check_latents(Validation& v) {
+  const Arguments& a = v.args;
+  const auto of_rank = [&](int64_t channels) {
+    return quotient(product(a.num_attention_heads, channels), a.tensor_model_parallel_size);
+  };
+  check_size(v, {"q_lora_rank", "q_lora_rank", a.q_lora_rank, "--fp8-format"});
+  check_size(v, {"kv_lora_rank", "kv_lora_rank", a.kv_lora_rank, "--fp8-format"});
+  check_size(v, {"kv_lora_rank", "kv_lora_rank + qk_pos_emb_head_dim", a.kv_lora_rank + a.qk_pos_emb_head_dim,
+                 "--fp8-format"});
+  check_size(v, {"qk_head_dim", "width of queries / tensor_model_parallel_size",
+                 of_rank(a.qk_head_dim + a.qk_pos_emb_head_dim), "--fp8-format"});
+  check_size(v, {"v_head_dim", "width of keys and values / tensor_model_parallel_size",
+                 of_rank(a.qk_head_dim + a.v_head_dim), "--fp8-format"});
+  check_size(v, {"v_head_dim", "width of values / tensor_model_parallel_size", of_rank(a.v_head_dim),
+                 "--fp8-format"});
+}
+
 // Tokens per chunk of the loss: all but the last, and the last if smaller.
 std::vector<std::optional<int64_t>> chunk_sizes(const Arguments& a) {
   const int64_t ranks = a.sequence_parallel ? a.tensor_model_parallel_size : 1;
@@ -55,7 +72,7 @@ std::vector<std::optional<int64_t>> chunk_sizes(const Arguments& a) {
 void check_fp8(Validation& v) {
   const Arguments& a = v.args;
   if (!a.fp8) return;
-  check_qkv_width(v);
+  a.multi_latent_attention ? check_latents(v) : check_qkv_width(v);
   for (const std::optional<int64_t>& tokens : chunk_sizes(a))
     check_size(v, {"loss_chunks", "tokens per chunk of the loss", tokens, "--fp8-output-proj"});
   const int64_t start = a.num_layers_at_start_in_bf16, end = a.num_layers_at_end_in_bf16;

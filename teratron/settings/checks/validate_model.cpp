@@ -40,7 +40,7 @@ void check_positions(Validation& v) {
   if (!a.add_position_embedding && !v.chosen("position_embedding_type"))
     v.derive("position_embedding_type", a.position_embedding_type, "none");
   const bool rotary = a.position_embedding_type == "rope" || a.position_embedding_type == "yarn";
-  if (!rotary || !a.kv_channels) return;
+  if (!rotary || !a.kv_channels || a.multi_latent_attention) return;
   const auto rotated = static_cast<int64_t>(static_cast<double>(*a.kv_channels) * a.rotary_percent);
   if (rotated > 0 && rotated % 2 == 0) return;
   v.reject("rotary_percent",

@@ -86,6 +86,11 @@ at::Tensor context_parallel_attention(const AttentionRequest& request, const Con
   TERATRON_ASSERT(context.cut && request.mask == Mask::causal && !request.packed.defined() &&
                       !request.distance_bias.defined(),
                   "context parallelism of other than causal self-attention");
+  if (comm == ContextParallelComm::p2p && pads_values(request) && is_independent_of_positions(request)) {
+    return with_padded_values(request, [&](const AttentionRequest& padded) {
+      return context_parallel_attention(padded, context, comm);
+    });
+  }
   if (comm == ContextParallelComm::a2a) return attention_of_heads(request, context, request.segments);
   AttentionRequest own = request;
   own.segments = {};

@@ -11,7 +11,8 @@
 //                  outputs, tokens against heads     al. 2023, "DeepSpeed Ulysses")
 //
 // All give the results of one rank. With dropout or ALiBi, whose scores depend on positions, with windows and
-// soft caps, and for values of another width than keys, p2p gathers keys and values as all_gather does.
+// soft caps, p2p gathers keys and values as all_gather does; values that are narrower than keys travel with
+// zeros beside them.
 #pragma once
 
 #include "teratron/nn/tokens/context_cut.h"
