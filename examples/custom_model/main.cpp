@@ -98,7 +98,8 @@ class AverageNetwork : public teratron::Model {
   at::Tensor logits(const Activations& output) override { return linear(output["hidden"], *output_layer_); }
 
   at::Tensor token_losses(const Activations& output, const MicroBatch& batch) override {
-    return linear_cross_entropy(output["hidden"], *output_layer_, batch["labels"], vocabulary_);
+    return linear_cross_entropy(output["hidden"], *output_layer_, batch["labels"],
+                                {.vocabulary = vocabulary_});
   }
 
  private:

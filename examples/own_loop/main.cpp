@@ -104,8 +104,9 @@ class Stage {
     for (const auto& block : blocks_) h = block->forward(h, context);
     if (!spec_.head) return apply_bias_grad(h);
     const at::Tensor y_SBH = final_norm_->forward_with_residual(h).normed;
-    return masked_loss(linear_cross_entropy(y_SBH, *output_layer_, batch["labels"], vocabulary),
-                       batch["loss_mask"])
+    return masked_loss(
+               linear_cross_entropy(y_SBH, *output_layer_, batch["labels"], {.vocabulary = vocabulary}),
+               batch["loss_mask"])
         .sum;
   }
 

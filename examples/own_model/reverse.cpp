@@ -201,8 +201,8 @@ class Reverser : public Model {
   at::Tensor logits(const Activations& output) override { return linear(output["hidden"], *output_layer_); }
 
   std::vector<LossTerm> losses(const Activations& output, const MicroBatch& batch) override {
-    const at::Tensor losses_SB =
-        linear_cross_entropy(output["hidden"], *output_layer_, batch["labels"], config_.decoder.vocabulary);
+    const at::Tensor losses_SB = linear_cross_entropy(output["hidden"], *output_layer_, batch["labels"],
+                                                      {.vocabulary = config_.decoder.vocabulary});
     const at::Tensor scores_BK = kind_scores(output["memory"], batch["encoder_index"].size(0));
     return {masked_loss(losses_SB, batch["loss_mask"]),
             classification_loss(scores_BK, batch["kind"], ClassifierTarget::one_of)};

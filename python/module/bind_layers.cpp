@@ -237,7 +237,7 @@ void bind_head(nb::module_& m) {
       .def("losses",
            [](const TiedHead& self, const at::Tensor& x, const at::Tensor& targets, int64_t vocabulary) {
              const Entry entry;
-             return linear_cross_entropy(x, self.matmul, targets, vocabulary);
+             return linear_cross_entropy(x, self.matmul, targets, {.vocabulary = vocabulary});
            });
 }
 

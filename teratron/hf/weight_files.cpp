@@ -6,7 +6,7 @@
 
 #include "teratron/base/json.h"
 #include "teratron/ckpt/directory.h"
-#include "teratron/hf/block_scaled.h"
+#include "teratron/hf/fp8/block_scaled.h"
 #include "teratron/pickle/torch_file.h"
 #include "teratron/pickle/torch_writer.h"
 #include "teratron/pickle/zip_archive.h"

@@ -48,7 +48,7 @@ class WeightFiles {
               const std::vector<int64_t>& shape);
   /// Puts the tensors of `by`, which may still read them, in the place of these.
   void replace(const std::vector<std::string>& names, std::unique_ptr<WeightFile> by);
-  /// Puts bf16 in place of FP8 with scales in "NAME_scale_inv" (block_scaled.h).
+  /// Puts bf16 in place of FP8 with scales in "NAME_scale_inv" (fp8/block_scaled.h).
   void dequantize();
   /// Compares the checksums that files have; returns how many bytes were compared.
   int64_t verify() const;

@@ -244,8 +244,8 @@ void LegacyCheckpoint::find_model() {
       });
     });
   };
-  core_names_ = any("self_attention.linear_qkv.") || any("self_attention.linear_kv_up_proj.") ||
-                any(".in_proj.weight");
+  core_names_ =
+      any("self_attention.linear_qkv.") || any("self_attention.linear_kv_up_proj.") || any(".in_proj.weight");
   model_ = &recognized_model(any, [this](std::string_view name) { return has_value(args_, name); });
 }
 

@@ -171,11 +171,28 @@ bool is_always_wide(std::string_view name) {
 }
 
 MegatronSplit split_of(std::string_view name) {
-  for (const std::string_view rows :
-       {"word_embeddings.weight", "output_layer.weight", "output_layer.bias", "linear_qkv.weight",
-        "linear_qkv.bias", "linear_q.weight", "linear_q.bias", "linear_kv.weight", "linear_kv.bias",
-        "linear_fc1.weight", "linear_fc1.bias", ".in_proj.weight", ".in_proj.bias", ".conv1d.weight",
-        "linear_q_proj.weight", "linear_q_up_proj.weight", "linear_kv_up_proj.weight", ".conv1d.bias", ".dt_bias", ".A_log", ".mixer.D", ".mixer.norm.weight"}) {
+  for (const std::string_view rows : {"word_embeddings.weight",
+                                      "output_layer.weight",
+                                      "output_layer.bias",
+                                      "linear_qkv.weight",
+                                      "linear_qkv.bias",
+                                      "linear_q.weight",
+                                      "linear_q.bias",
+                                      "linear_kv.weight",
+                                      "linear_kv.bias",
+                                      "linear_fc1.weight",
+                                      "linear_fc1.bias",
+                                      ".in_proj.weight",
+                                      ".in_proj.bias",
+                                      ".conv1d.weight",
+                                      "linear_q_proj.weight",
+                                      "linear_q_up_proj.weight",
+                                      "linear_kv_up_proj.weight",
+                                      ".conv1d.bias",
+                                      ".dt_bias",
+                                      ".A_log",
+                                      ".mixer.D",
+                                      ".mixer.norm.weight"}) {
     if (name.ends_with(rows)) return MegatronSplit::rows;
   }
   for (const std::string_view columns :

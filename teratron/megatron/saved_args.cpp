@@ -97,7 +97,7 @@ json core_args(const SavedArgs& saved) {
     args["linear_attention_freq"] =
         number ? json(std::stoll(frequency)) : json(*parse_all_but_every(frequency, settings["num_layers"]));
   }
-  // Latents have positions of their own there, with YaRN unless another type is named.
+  // Latents are rotated there whatever the type, with YaRN unless another is named.
   if (args["multi_latent_attention"] == true && settings["position_embedding_type"] == "yarn") {
     args["position_embedding_type"] = "rope";
     args["rope_type"] = "yarn";

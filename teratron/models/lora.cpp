@@ -46,8 +46,8 @@ std::vector<std::string> hybrid_targets(const Arguments& args) {
 std::vector<std::string> default_targets(const Arguments& args, const ModelPlan& model) {
   if (args.hybrid_layer_pattern) return hybrid_targets(args);
   const bool gated = args.swiglu || args.geglu || args.quick_geglu;
-  const bool fused = model.towers.size() == 1 && model.towers[0].name == "decoder" && !gated &&
-                     !args.multi_latent_attention;
+  const bool fused =
+      model.towers.size() == 1 && model.towers[0].name == "decoder" && !gated && !args.multi_latent_attention;
   std::vector<std::string> targets = {"linear_proj"};
   if (fused) targets.emplace_back("linear_qkv");
   if (args.multi_latent_attention) {

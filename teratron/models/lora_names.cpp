@@ -69,10 +69,22 @@ constexpr std::pair<std::string_view, std::string_view> module_ends[] = {
     {"v", "linear_v"},
     {"o", "linear_proj"},
 };
-constexpr std::string_view own_targets[] = {"linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj",
-                                            "linear_kv_up_proj", "linear_qkv",    "linear_q",    "linear_k",   "linear_v",
-                                            "linear_kv",     "linear_proj", "linear_fc1", "linear_fc1_gate",
-                                            "linear_fc1_up", "linear_fc2",  "in_proj",    "out_proj"};
+constexpr std::string_view own_targets[] = {"linear_q_down_proj",
+                                            "linear_q_up_proj",
+                                            "linear_kv_down_proj",
+                                            "linear_kv_up_proj",
+                                            "linear_qkv",
+                                            "linear_q",
+                                            "linear_k",
+                                            "linear_v",
+                                            "linear_kv",
+                                            "linear_proj",
+                                            "linear_fc1",
+                                            "linear_fc1_gate",
+                                            "linear_fc1_up",
+                                            "linear_fc2",
+                                            "in_proj",
+                                            "out_proj"};
 
 }  // namespace
 

@@ -30,6 +30,11 @@ bool no_weight(const std::string&) {
   return false;
 }
 
+// Beginnings of names of what training alone has. Logits need no layers that predict further tokens.
+std::vector<std::string> of_training() {
+  return {"optimizer.", "mtp."};
+}
+
 }  // namespace
 
 std::vector<StateTensor> parameter_tensors(ParameterSet& parameters) {
@@ -112,14 +117,14 @@ std::vector<LocalTensor> weight_parts(ParameterSet& parameters) {
 void load_weights(ParameterSet& parameters, const SharedManifest& checkpoint, HostGroup& peers) {
   HostTensors tensors;
   add_weights(parameters, checkpoint.info(), tensors, no_weight);
-  load_tensors(checkpoint, tensors.list(), {"optimizer."}, peers);
+  load_tensors(checkpoint, tensors.list(), of_training(), peers);
   tensors.copy_from_host();
 }
 
 void load_weights(ParameterSet& parameters, const CheckpointSource& source, HostGroup& peers) {
   HostTensors tensors;
   add_weights(parameters, source.info(), tensors, no_weight);
-  load_tensors(source, tensors.list(), {}, peers);
+  load_tensors(source, tensors.list(), of_training(), peers);
   tensors.copy_from_host();
 }
 

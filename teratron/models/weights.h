@@ -44,7 +44,7 @@ class HostTensors {
 void add_weights(ParameterSet& parameters, const CheckpointInfo& info, HostTensors& tensors,
                  const std::function<bool(const std::string&)>& may_lack);
 
-/// Loads weights alone. Collective over `peers`.
+/// Loads the weights that inference needs. Collective over `peers`.
 void load_weights(ParameterSet& parameters, const SharedManifest& checkpoint, HostGroup& peers);
 void load_weights(ParameterSet& parameters, const CheckpointSource& source, HostGroup& peers);
 /// What load_weights() reads, as parts without memory.

@@ -34,7 +34,7 @@ struct LoraShape {
   std::string name;  // of the layer: "linear_qkv"
   Shard weight;
   std::vector<LinearPart> parts = {};  // empty: one projection, with the layer's name
-  AxisSet grad_sum = {};  // of a weight that is whole on every rank (ParameterOptions)
+  AxisSet grad_sum = {};               // of a weight that is whole on every rank (ParameterOptions)
 };
 
 /// The adapters of a weight: one for all its rows, or one for each of some projections.

@@ -36,6 +36,7 @@ std::vector<TestVariant> deep_variants() {
   for (TestVariant& variant : all) {
     variant.config.layers = 3;
     if (!variant.config.windows.empty()) variant.config.windows.push_back(4);
+    if (!variant.config.no_rope.empty()) variant.config.no_rope.push_back(0);
   }
   return all;
 }

@@ -155,7 +155,7 @@ REFUSED = {  # a family, a change of its config.json, what the error says
     "neox-activation": ("gpt_neox", {"hidden_act": "silu"}, "hidden_act"),
     "llama3-factors": ("llama3-positions", {"rope_parameters": {**LLAMA3_ROPE, "low_freq_factor": 2.0}},
                        "low_freq_factor"),
-    "gemma2": ("gemma", {"model_type": "gemma2"}, "gemma2"),
+    "gemma3n": ("gemma", {"model_type": "gemma3n"}, "several residual streams"),
     "scaling beside rope_parameters": ("llama2", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
     "scaling by no whole number": ("qwen2", {"rope_scaling": {"type": "linear", "factor": 2.5}}, "'factor' = 2.5"),
     "zamba2": ("llama2", {"model_type": "zamba2"}, "attention is shared by layers at several depths"),

@@ -1,7 +1,9 @@
 """What the configurations of hf_configs.py do not show of decoder families: weights in MXFP4, the text model of a file with pictures, configs
 of older releases, long texts under LongRoPE, families that are refused; experts of a layer
-in one tensor, as transformers 5 holds them in memory. Logits against `transformers`."""
+in one tensor, as transformers 5 holds them in memory; layers that predict further tokens; FP8 with scales of blocks. Logits against `transformers`."""
 import json
+import math
+import re
 import shutil
 
 import pytest
@@ -116,3 +118,94 @@ def test_experts_as_transformers_holds_them(name, tmp_path):
     run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
     assert_same(*(load_file(tmp_path / folder / "iter_0000000" / "shard-00000.safetensors") for folder in ("apart", "ckpt")))
     check_logits(model, tmp_path)
+
+
+LAYERS = 3
+
+
+def with_mtp(folder):
+    """Adds a layer after the last, as published files have it."""
+    state = load_file(folder / "model.safetensors")
+    last = f"model.layers.{LAYERS - 1}."
+    torch.manual_seed(4)
+    more = {name.replace(last, f"model.layers.{LAYERS}."): torch.randn_like(value) * 0.1
+            for name, value in state.items() if name.startswith(last)}
+    hidden = state["model.norm.weight"].shape[0]
+    for name, shape in (("enorm", [hidden]), ("hnorm", [hidden]), ("eh_proj", [hidden, 2 * hidden]), ("shared_head.norm", [hidden])):
+        more[f"model.layers.{LAYERS}.{name}.weight"] = torch.randn(shape) * 0.1
+    more[f"model.layers.{LAYERS}.embed_tokens.weight"] = state["model.embed_tokens.weight"].clone()
+    more[f"model.layers.{LAYERS}.shared_head.head.weight"] = state["lm_head.weight"].clone()
+    save_file(state | more, folder / "model.safetensors")
+    return state | more
+
+
+def test_layers_that_predict_further_tokens_are_kept(tmp_path):
+    model = random_model("deepseek_v3")
+    model.save_pretrained(tmp_path / "in")
+    state = with_mtp(tmp_path / "in")
+    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
+    check_logits(model, tmp_path)
+    run("ckpt", "convert", "--to-hf", tmp_path / "out", "--load", tmp_path / "ckpt")
+    assert_same(load_file(tmp_path / "out" / "model.safetensors"), state)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["num_nextn_predict_layers"] == 1
+    said = run("pretrain", "gpt", "--hf", tmp_path / "in", "--mock-data", "--train-iters", 1, "--lr", "1e-3", "--seq-length", 16,
+               "--micro-batch-size", 1, "--global-batch-size", 2, "--eval-iters", 0, "--device", "cpu", "--log-interval", 1,
+               "--hf-out", tmp_path / "trained")
+    assert 3.0 < float(re.search(r"mtp_1 loss: (\S+)", said)[1]) < 8.0
+    trained = load_file(tmp_path / "trained" / "model.safetensors")
+    assert sorted(trained) == sorted(state)
+    assert not torch.equal(trained[f"model.layers.{LAYERS}.eh_proj.weight"], state[f"model.layers.{LAYERS}.eh_proj.weight"])
+    changed = state | {f"model.layers.{LAYERS}.embed_tokens.weight": state["model.embed_tokens.weight"] + 1}
+    save_file(changed, tmp_path / "in" / "model.safetensors")
+    assert "differs from" in run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "other", code=4)
+
+
+def test_fp8_with_scales_of_blocks(tmp_path):
+    """Read as bf16, each value times the scale of its block; files quantized otherwise are refused."""
+    model = random_model("deepseek_v3-yarn", torch.bfloat16)
+    model.save_pretrained(tmp_path / "in")
+    state = load_file(tmp_path / "in" / "model.safetensors")
+    expected = dict(state)
+    for name in [name for name in state if name.endswith("_proj.weight")]:
+        rows, columns = state[name].shape
+        scales = torch.rand(math.ceil(rows / 128), math.ceil(columns / 128)) * 0.01
+        values = state[name].float().mul(8).to(torch.float8_e4m3fn)
+        wide = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)[:rows, :columns]
+        state[name], state[name + "_scale_inv"] = values, scales
+        expected[name] = (values.float() * wide).to(torch.bfloat16)
+    config = json.loads((tmp_path / "in" / "config.json").read_text())
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic", "fmt": "e4m3"}
+    (tmp_path / "in" / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+    save_file(state, tmp_path / "in" / "model.safetensors")
+    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
+    run("ckpt", "convert", "--to-hf", tmp_path / "out", "--load", tmp_path / "ckpt")
+    assert_same(load_file(tmp_path / "out" / "model.safetensors"), expected)
+    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    (tmp_path / "in" / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq", "bits": 4}}))
+    assert "gptq" in run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "no", code=4)
+
+
+def test_megatrons_names(tmp_path):
+    model = random_model("deepseek_v3")
+    model.save_pretrained(tmp_path / "in")
+    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
+    ours = load_file(tmp_path / "ckpt" / "iter_0000000" / "shard-00000.safetensors")
+    prefix = "decoder.layers.0.self_attention."
+    assert {name.removeprefix(prefix) for name in ours if name.startswith(prefix)} == {
+        f"{name}.weight" for name in ("linear_q_down_proj", "q_layernorm", "linear_q_up_proj", "linear_kv_down_proj", "kv_layernorm",
+                                      "linear_kv_up_proj", "linear_proj")}
+
+
+@pytest.mark.parametrize("flags, what", [
+    (["--kv-channels", 8, "--group-query-attention", "--num-query-groups", 2], "--group-query-attention"),
+    (["--position-embedding-type", "alibi"], "--position-embedding-type"), (["--qk-pos-emb-head-dim", 5], "pairs"),
+    (["--rotary-percent", 0.5], "rotary_percent")])
+def test_what_latents_exclude(flags, what):
+    base = {"--position-embedding-type": ["rope"]}
+    args = ["--multi-latent-attention", "--num-layers", 2, "--hidden-size", 32, "--num-attention-heads", 4, "--seq-length", 16]
+    for name, values in base.items():
+        if name not in flags:
+            args += [name, *values]
+    said = run("pretrain", "gpt", "--mock-data", "--train-iters", 1, "--lr", "1e-3", "--micro-batch-size", 1, "--device", "cpu",
+               *args, *flags, code=2)
+    assert what in said, said

@@ -11,6 +11,7 @@
 #include "teratron/models/transformer/layer_stack.h"
 #include "teratron/nn/embedding.h"
 #include "teratron/nn/norm.h"
+#include "teratron/nn/vocab_parallel_cross_entropy.h"
 
 namespace teratron {
 

@@ -15,7 +15,7 @@ struct GPTConfig : LanguageModelConfig {
   /// Chunks of the sequence whose logits and losses are computed one after the other.
   int64_t loss_chunks = 1;
   bool fp8_output_layer = false;
-  int64_t mtp_layers = 0;         // multi-token prediction (mtp.h)
+  int64_t mtp_layers = 0;  // multi-token prediction (mtp.h)
   double mtp_loss_factor = 0.1;
   bool output_layer = true;  // false: the final norm's output is the result
 };

@@ -314,8 +314,14 @@ const json lite_defaults = {
 void add_mtp(HfFamily& family) {
   family.mtp_sign = "model.layers.*.eh_proj.weight";
   const std::vector<HfTensorRow> layer = family.tensors[1].rows;
-  const HfTensorGroup own{"mtp.layers.*.", "model.layers.*.", mtp_rows, "mtp_num_layers", HfLayers::all, "num_layers"},
-      layers{"mtp.layers.*.mtp_model_layer.", "model.layers.*.", layer, "mtp_num_layers", HfLayers::all, "num_layers"};
+  const HfTensorGroup own{"mtp.layers.*.",  "model.layers.*.", mtp_rows,
+                          "mtp_num_layers", HfLayers::all,     "num_layers"},
+      layers{"mtp.layers.*.mtp_model_layer.",
+             "model.layers.*.",
+             layer,
+             "mtp_num_layers",
+             HfLayers::all,
+             "num_layers"};
   family.tensors.insert(family.tensors.end(), {own, layers});
 }
 
@@ -331,9 +337,8 @@ HfFamily latent_family(std::string_view type, std::string_view architecture, con
   family = with_deepseek_experts(std::move(family), type != "deepseek_v2");
   family.layer_kinds = layer_kinds;
   if (type != "deepseek_v2") add_mtp(family);
-  for (const char* const key :
-       {"qk_head_dim", "n_group", "topk_group", "routed_scaling_factor", "norm_topk_prob", "scoring_func",
-        "aux_loss_alpha", "ep_size", "seq_aux"})
+  for (const char* const key : {"qk_head_dim", "n_group", "topk_group", "routed_scaling_factor",
+                                "norm_topk_prob", "scoring_func", "aux_loss_alpha", "ep_size", "seq_aux"})
     family.other_keys.push_back(key);
   return family;
 }

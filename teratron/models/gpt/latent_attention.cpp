@@ -23,8 +23,7 @@ void add_latent_attention(TransformerConfig& config, const Arguments& args) {
   config.rope.interleaved = !args.latent_rotary_halves;
   if (args.softmax_scale) return;
   const Yarn& yarn = config.rope.yarn;
-  const double magnitude =
-      yarn.factor > 1.0 ? 0.1 * yarn.mscale_all_dim * std::log(yarn.factor) + 1.0 : 1.0;
+  const double magnitude = yarn.factor > 1.0 ? 0.1 * yarn.mscale_all_dim * std::log(yarn.factor) + 1.0 : 1.0;
   config.softmax_scale = magnitude * magnitude / std::sqrt(static_cast<double>(config.kv_channels));
 }
 
@@ -32,9 +31,10 @@ void check_latent_attention(Validation& v) {
   const Arguments& a = v.args;
   if (!a.multi_latent_attention) return;
   if (a.qk_pos_emb_head_dim % 2 != 0)
-    v.reject("qk_pos_emb_head_dim",
-             fmt::format("qk_pos_emb_head_dim = {} channels cannot be rotated in pairs", a.qk_pos_emb_head_dim),
-             "Use an even number");
+    v.reject(
+        "qk_pos_emb_head_dim",
+        fmt::format("qk_pos_emb_head_dim = {} channels cannot be rotated in pairs", a.qk_pos_emb_head_dim),
+        "Use an even number");
   if (a.rotary_percent != 1.0)
     v.reject("rotary_percent", fmt::format("rotary_percent = {} with latents", a.rotary_percent),
              "Say with --qk-pos-emb-head-dim how many channels of a head are rotated");

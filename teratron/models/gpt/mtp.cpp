@@ -101,7 +101,9 @@ MultiTokenPrediction::MultiTokenPrediction(const Scope& scope, const GPTConfig& 
       first_sum_(with_mtp_sums(expert_sums(config.experts), config).count - columns * config.mtp_layers) {
   for (int64_t i = 0; i < config.mtp_layers; ++i) {
     const Scope own = scope / "layers" / std::to_string(i);
-    const auto norm = [&](const char* name) { return Norm(own / name, config.hidden, config.norm, parallel); };
+    const auto norm = [&](const char* name) {
+      return Norm(own / name, config.hidden, config.norm, parallel);
+    };
     depths_.push_back({norm("enorm"), norm("hnorm"),
                        ColumnLinear(own / "eh_proj",
                                     {.in = 2 * config.hidden,
@@ -136,7 +138,8 @@ at::Tensor MultiTokenPrediction::attach_losses(const at::Tensor& hidden_SBH, con
     const at::Tensor mean = sum / targets.count.clamp_min(1);
     total = total.defined() ? total + mean : mean;
     if (auxiliary.sums.defined() && auxiliary.sums.numel() > 0) {
-      const at::Tensor own = auxiliary.sums.narrow(0, first_sum_ + columns * static_cast<int64_t>(i), columns);
+      const at::Tensor own =
+          auxiliary.sums.narrow(0, first_sum_ + columns * static_cast<int64_t>(i), columns);
       own.add_(at::stack({sum.detach(), targets.mask_SB.sum()}).to(own.scalar_type()));
     }
   }

@@ -1,10 +1,10 @@
-// Multi-token prediction (DeepSeek-AI 2024, "DeepSeek-V3"): layers after the last that predict further tokens.
+// Multi-token prediction (DeepSeek-AI 2024, "DeepSeek-V3"): layers after the last predict further tokens.
 //
 //   z_i = W_i [enorm(embedding of token t + 1 + i); hnorm(h_i)]     h_{i+1} = final_layernorm(layer(z_i))
 //
-// for depth i from 0 on, with h_0 the output of the final norm; the output layer predicts token t + 2 + i from
-// h_{i+1}. The mean of the depths' losses times a factor is added to the gradient, not to the loss that is
-// reported. Positions whose token or label is beyond the end of their sample or document do not count.
+// for depth i from 0 on, with h_0 the output of the final norm; the output layer predicts token t + 2 + i
+// from h_{i+1}. The mean of the depths' losses times a factor is added to the gradient, not to the loss that
+// is reported. Positions whose token or label is beyond the end of their sample or document do not count.
 //
 // The last pipeline stage has these layers and an embedding. In generation and logits they do not run.
 #pragma once

@@ -30,7 +30,7 @@ std::vector<std::string> json_files_of(const std::vector<std::string>& items);
 /// UserError(config) for contradictions, UserError(data) if the train split is asked for and has no lines.
 std::array<std::vector<JsonLine>, 3> json_lines_of_splits(const DataSources& sources);
 
-/// The dataset of each split that has lines: make(lines, split). A warning for one of --data-path without any.
+/// The dataset of each split that has lines: make(lines, split). Warns of one of --data-path without any.
 using DatasetOfLines =
     std::function<std::shared_ptr<const Dataset>(const std::vector<JsonLine>& lines, size_t split)>;
 Datasets datasets_of_json_lines(const DataSources& sources, const DatasetOfLines& make);

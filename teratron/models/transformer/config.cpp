@@ -30,7 +30,7 @@ Activation activation(const Arguments& args) {
   return args.openai_gelu || args.bias_gelu_fusion ? Activation::gelu : Activation::gelu_erf;
 }
 
-// Megatron-LM's multi-latent attention has YaRN unless it is told otherwise.
+// Megatron-LM's multi-latent attention has YaRN unless --rope-type names another.
 bool uses_yarn(const Arguments& args) {
   if (args.position_embedding_type == "yarn") return true;
   return args.multi_latent_attention && args.rope_type.value_or("yarn") == "yarn";

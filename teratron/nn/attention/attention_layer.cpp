@@ -87,25 +87,24 @@ std::unique_ptr<AttentionState> CoreAttention::make_state(LayerState* before) co
 }
 
 AttentionRequest CoreAttention::request(const QueryKeyValue& qkv, const LayerContext& context) const {
-  return {
-      .q_SBND = qkv.q_SBND,
-      .k_SBGD = qkv.k_SBGD,
-      .v_SBGD = qkv.v_SBGD,
-      .scale = scale(),
-      .softcap = options_.softcap,
-      .sinks_N = sinks_ ? autograd_tensor(*sinks_) : zero_sinks_N_,
-      .mask = options_.mask,
-      .window = options_.window,
-      .alibi_slopes = alibi_slopes_N_,
-      .score_divisor = options_.score_divisor,
-      .dropout = context.training ? options_.dropout : 0.0,
-      .dropout_key = {context.dropout_seed, options_.dropout_site, context.sample_ids_B},
-      .dropout_row_ids = context.dropout_row_ids,
-      .query_rows_S = context.rows.rows_S,
-      .sequence_length = context.rows.total,
-      .head_offset = group_.rank * heads(),
-      .total_heads = options_.heads,
-      .recompute = options_.recompute_core};
+  return {.q_SBND = qkv.q_SBND,
+          .k_SBGD = qkv.k_SBGD,
+          .v_SBGD = qkv.v_SBGD,
+          .scale = scale(),
+          .softcap = options_.softcap,
+          .sinks_N = sinks_ ? autograd_tensor(*sinks_) : zero_sinks_N_,
+          .mask = options_.mask,
+          .window = options_.window,
+          .alibi_slopes = alibi_slopes_N_,
+          .score_divisor = options_.score_divisor,
+          .dropout = context.training ? options_.dropout : 0.0,
+          .dropout_key = {context.dropout_seed, options_.dropout_site, context.sample_ids_B},
+          .dropout_row_ids = context.dropout_row_ids,
+          .query_rows_S = context.rows.rows_S,
+          .sequence_length = context.rows.total,
+          .head_offset = group_.rank * heads(),
+          .total_heads = options_.heads,
+          .recompute = options_.recompute_core};
 }
 
 at::Tensor CoreAttention::forward(const QueryKeyValue& qkv, const Segments& segments,

@@ -18,7 +18,7 @@ inline bool has_one_width(const AttentionRequest& request) {
   return request.q_SBND.size(3) == request.v_SBGD.size(3);
 }
 
-/// Whether a backend that needs values as wide as keys takes the request with zeros beside its narrower values.
+/// Whether a backend that needs values as wide as keys takes the request with zeros beside narrower values.
 bool pads_values(const AttentionRequest& request);
 /// [Sq, B, N D] of attend(), an attention, without what these zeros give. Differentiable.
 at::Tensor with_padded_values(const AttentionRequest& request,

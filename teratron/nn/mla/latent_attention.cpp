@@ -12,7 +12,7 @@ namespace {
 
 using Options = LatentAttentionOptions;
 
-// Of hidden states, on every rank.
+// Takes hidden states; whole on every rank.
 LinearOptions down_projection(const Options& options, int64_t out) {
   return {.in = options.attention.hidden,
           .out = out,
@@ -22,10 +22,8 @@ LinearOptions down_projection(const Options& options, int64_t out) {
 }
 
 LinearOptions head_projection(const Options& options, int64_t in, int64_t channels) {
-  return {.in = in,
-          .out = options.attention.heads * channels,
-          .bias = false,
-          .init = options.attention.qkv_init};
+  return {
+      .in = in, .out = options.attention.heads * channels, .bias = false, .init = options.attention.qkv_init};
 }
 
 LinearOptions query_projection(const Options& options) {

@@ -26,13 +26,13 @@ struct LatentAttentionOptions {
   /// kv_channels: nope and rope channels of a head's queries and keys; v_channels: of its values. `bias`: of
   /// the output; qkv_bias: of W_qd and W_kvd. As many query groups as heads, no other options of queries.
   AttentionLayerOptions attention;
-  int64_t query_rank = 0;     // Rq; 0: no latents of queries, W_q (linear_q_proj)
-  int64_t kv_rank = 0;        // R
-  int64_t rope_channels = 0;  // the last ones of a head
+  int64_t query_rank = 0;                // Rq; 0: no latents of queries, W_q (linear_q_proj)
+  int64_t kv_rank = 0;                   // R
+  int64_t rope_channels = 0;             // the last ones of a head
   std::optional<NormOptions> norm = {};  // of latents
 
   int64_t nope_channels() const { return attention.kv_channels - rope_channels; }
-  /// Of what generation keeps of a token.
+  /// Values that generation keeps for each token.
   int64_t state_width() const { return kv_rank + rope_channels; }
 };
 
@@ -54,7 +54,7 @@ class LatentAttention : public Mixer {
                        const LayerContext& context);
   at::Tensor generate(const at::Tensor& q_SBND, const Latents& latents, const LatentState& state,
                       const LayerContext& context);
-  /// Of the tokens of one sequence, [tokens, 1, N, D] -> [tokens, 1, N D].
+  /// Attention of tokens of one sequence, [tokens, 1, N, D] -> [tokens, 1, N D].
   at::Tensor attend_row(const at::Tensor& q_TBND, const LatentState& state, const GenerationRow& row,
                         const LayerContext& context);
   /// W_kvu with its adapter, per head [N, nope + v channels, R].

@@ -62,8 +62,8 @@ struct JoinHeads : torch::autograd::Function<JoinHeads> {
 
 QueryKeyValue join_heads(const LatentProjections& projections, const RotaryEmbedding& rope,
                          const at::Tensor& positions_SB) {
-  const variable_list parts = JoinHeads::apply(projections.q_SBND, projections.kv_SBNE,
-                                               projections.k_rope_SBD, positions_SB, &rope);
+  const variable_list parts =
+      JoinHeads::apply(projections.q_SBND, projections.kv_SBNE, projections.k_rope_SBD, positions_SB, &rope);
   return {parts[0], parts[1], parts[2]};
 }
 
@@ -71,7 +71,8 @@ at::Tensor absorbed_attention(const at::Tensor& q_RND, const at::Tensor& up_NER,
                               double scale) {
   const at::Tensor& latents_RLW = seen.latents_RLW;
   const int64_t rank = up_NER.size(2), rope = latents_RLW.size(2) - rank, nope = q_RND.size(2) - rope;
-  const at::Tensor up_k_NDR = up_NER.narrow(1, 0, nope), up_v_NDR = up_NER.narrow(1, nope, up_NER.size(1) - nope);
+  const at::Tensor up_k_NDR = up_NER.narrow(1, 0, nope),
+                   up_v_NDR = up_NER.narrow(1, nope, up_NER.size(1) - nope);
   const Channels q(q_RND, rope);
   const at::Tensor q_latent_RNR = at::bmm(q.first.transpose(0, 1), up_k_NDR).transpose(0, 1);
   const at::Tensor q_RNW = at::cat({q_latent_RNR, q.last}, 2);

@@ -1,5 +1,5 @@
-// Queries, keys and values of multi-head latent attention from what its projections give (latent_attention.h),
-// and attention of single tokens over latents.
+// Queries, keys and values of multi-head latent attention from what its projections give
+// (latent_attention.h), and attention of single tokens over latents.
 #pragma once
 
 #include "teratron/nn/attention/rope.h"
@@ -26,8 +26,8 @@ struct SeenLatents {
   at::Tensor positions_R = {};
 };
 /// Attention of rotated queries [R, N, D] with the rows of W_kvu [N, nope + v, Rank]:
-/// scores = scale (q_nope W_uk . c + q_rope . k_rope), y = W_uv (softmax(scores) c); -> [R, N, v]. Softmax and
-/// its sums in fp32 (fp64 for fp64).
+/// scores = scale (q_nope W_uk . c + q_rope . k_rope), y = W_uv (softmax(scores) c); -> [R, N, v]. Softmax
+/// and its sums in fp32 (fp64 for fp64).
 at::Tensor absorbed_attention(const at::Tensor& q_RND, const at::Tensor& up_NER, const SeenLatents& seen,
                               double scale);
 

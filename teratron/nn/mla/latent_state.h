@@ -18,9 +18,9 @@ class LatentState final : public LayerState {
   /// Writes [R, width] to the positions of sequences that a table of pages has.
   void store_last(const at::Tensor& latents_RW, const at::Tensor& table_RP,
                   const at::Tensor& positions_R) const;
-  /// Of one sequence, [length, width]; a view where its pages follow each other.
+  /// The latents of one sequence, [length, width]; a view where its pages follow each other.
   at::Tensor sequence(const StoredTokens& tokens) const;
-  /// Of the sequences of a table of pages, [R, P * page_size, width].
+  /// The latents of the sequences of a table of pages, [R, P * page_size, width].
   at::Tensor sequences(const at::Tensor& table_RP) const;
 
   StateNeeds needs() const override;

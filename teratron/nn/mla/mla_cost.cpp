@@ -46,7 +46,7 @@ class LatentCost {
  private:
   double bytes(double tokens, double width) const { return tokens * width * sizes_.element; }
 
-  // Of this rank's rows, by the whole weight. Both down projections save the same input.
+  // This rank's rows, by the whole weight. Both down projections save the same input.
   Operator down(const char* part, double out) const {
     const double tokens = sizes_.local_tokens, width = as_real(sizes_.states.width);
     const bool saves = options_.query_rank == 0 || std::string_view(part) == "linear_q_down_proj";

@@ -82,7 +82,7 @@ inline std::vector<Operator> decayed_sum_operators(const std::string& name, cons
 class WideKeyAttention : public Mixer {
  public:
   WideKeyAttention(const Scope& scope, int64_t hidden, const TensorParallel& parallel)
-      : core_(options(hidden), scope.options(), parallel.group),
+      : core_(options(hidden), scope, parallel.group),
         q_(scope / "linear_q", projection(hidden, 6), parallel),
         k_(scope / "linear_k", projection(hidden, 6), parallel),
         v_(scope / "linear_v", projection(hidden, 3), parallel),

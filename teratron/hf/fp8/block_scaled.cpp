@@ -1,4 +1,4 @@
-#include "teratron/hf/block_scaled.h"
+#include "teratron/hf/fp8/block_scaled.h"
 
 #include <algorithm>
 #include <array>
