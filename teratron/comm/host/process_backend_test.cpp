@@ -35,7 +35,7 @@ TEST(ProcessBackend, NamesMismatchedFingerprints) {
                   "the ranks of group [0 1 2] differ at their collective 2: ranks 0, 2: all_reduce(sum) "
                   "fp32 [4, 2]; rank 1: barrier" ||
               operations ==
-                  "the ranks of group [0 1 2] differ at their collective 2: rank 0: all_reduce(sum) Float "
+                  "the ranks of group [0 1 2] differ at their collective 2: rank 0: all_reduce(sum) fp32 "
                   "[4, 2]; rank 1: barrier")
       << operations;
   const auto shapes = fault_over_sockets(
@@ -59,7 +59,7 @@ TEST(ProcessBackend, NamesTheFirstOfSeveralMismatches) {
   ProcessBackend first(std::move(transports[0]), 1min), second(std::move(transports[1]), 1min);
   const auto one = first.group({0, 1}), other = second.group({0, 1});
   const auto sum_of = [](int64_t count) {
-    return CollectiveFingerprint{"all_reduce(sum)", "Float", {count}};
+    return CollectiveFingerprint{"all_reduce(sum)", "fp32", {count}};
   };
   for (int64_t i = 0; i < 2000; ++i) {  // more than the recorder keeps
     one->record(sum_of(i));
@@ -86,8 +86,8 @@ TEST(ProcessBackend, NamesAMismatchInAnotherGroup) {
   ProcessBackend first(std::move(transports[0]), 200ms), second(std::move(transports[1]), 200ms);
   const auto one = first.group({0, 1}), other = second.group({0, 1});
   const auto one_host = first.group({0, 1}), other_host = second.group({0, 1});
-  one->record({"all_reduce(sum)", "Float", {4}});
-  other->record({"all_reduce(sum)", "Float", {5}});
+  one->record({"all_reduce(sum)", "fp32", {4}});
+  other->record({"all_reduce(sum)", "fp32", {5}});
   const std::vector<ByteSpan> nothing(2);
   try {
     other_host->all_to_all({.operation = "barrier"}, nothing);
