@@ -141,6 +141,10 @@ void load_weights(const std::string& path, ParameterSet& parameters) {
     TERATRON_ASSERT(entry, "no weight {}", parameter.name);
     parameter.tensor.narrow(0, 0, entry->shape[0]).copy_(read_tensor(file, *entry));
   }
+  for (const Buffer& buffer : parameters.buffers()) {  // biases of experts
+    const SafetensorsEntry* const entry = file.find("weight." + buffer.name);
+    if (entry) buffer.tensor.copy_(read_tensor(file, *entry));
+  }
 }
 
 void add_first_batch(const ModelPlan& plan, ParameterSet& parameters, const MicroBatch& batch, Outputs& out,
