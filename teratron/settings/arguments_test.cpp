@@ -150,7 +150,7 @@ TEST(Arguments, ReplacedAndLaterFlagsSuggestAFix) {
   EXPECT_NE(problems_of({"--warmup", "0.1"}).at(0).what.find("--lr-warmup-fraction"), std::string::npos);
   EXPECT_NE(problems_of({"--model-parallel-size", "2"}).at(0).what.find("--tensor-model-parallel-size"),
             std::string::npos);
-  EXPECT_NE(problems_of({"--q-lora-rank", "8"}).at(0).what.find("later Megatron-LM version"),
+  EXPECT_NE(problems_of({"--qk-clip-alpha", "8"}).at(0).what.find("later Megatron-LM version"),
             std::string::npos);
   EXPECT_NE(problems_of({"--retro-add-retriever"}).at(0).what.find("Retro"), std::string::npos);
   EXPECT_EQ(problems_of({"--world-size", "8"}).at(0).what, "world_size is computed from other settings");
