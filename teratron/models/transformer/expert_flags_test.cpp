@@ -34,6 +34,8 @@ const std::vector<FlagCase>& flag_cases() {
        [](M m) { return m.router.routing.groups == 4 && m.router.routing.group_topk == 2; }},
       {{"--moe-router-num-groups", "4", "--moe-router-group-topk", "2", "--moe-router-group-score-topk", "2"},
        [](M m) { return m.router.routing.group_score_topk == 2; }},
+      {{"--moe-router-score-function", "sigmoid", "--moe-router-unnormalized"},
+       [](M m) { return !m.router.routing.normalize; }},
       {{"--moe-latent-size", "24"}, [](M m) { return m.latent == 24; }},
       {{"--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias"},
        [](M m) { return m.router.expert_bias && m.router.expert_bias_rate == 1e-3; }},
