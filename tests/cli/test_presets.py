@@ -24,7 +24,7 @@ PUBLISHED = {
     "gemma3-1b": (262144, 999885952), "gemma3-4b": (262208, 3880263168), "gpt-oss-20b": (201088, 20914757184),
     "gpt-oss-120b": (201088, 116829156672), "phi3-mini-4k": (32064, 3821079552), "phi4": (100352, 14659507200),
     "olmoe-1b-7b": (50304, 6919161856),
-    # Without the biases of their routers, which are no parameters.
+    # Without the biases of their routers, which training does not count among the parameters.
     "deepseek-v2-lite": (102400, 15706484224), "moonlight-16b-a3b": (163840, 15960108544), "deepseek-v3": (129280, 671026404352),
 }
 
