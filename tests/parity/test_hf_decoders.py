@@ -199,7 +199,8 @@ def test_megatrons_names(tmp_path):
 @pytest.mark.parametrize("flags, what", [
     (["--kv-channels", 8, "--group-query-attention", "--num-query-groups", 2], "--group-query-attention"),
     (["--position-embedding-type", "alibi"], "--position-embedding-type"), (["--qk-pos-emb-head-dim", 5], "pairs"),
-    (["--rotary-percent", 0.5], "rotary_percent")])
+    (["--rotary-percent", 0.5], "rotary_percent"), (["--softmax-type", "learnable", "--attention-dropout", 0], "--softmax-type"),
+    (["--attn-logit-softcapping", 5], "--attn-logit-softcapping")])
 def test_what_latents_exclude(flags, what):
     base = {"--position-embedding-type": ["rope"]}
     args = ["--multi-latent-attention", "--num-layers", 2, "--hidden-size", 32, "--num-attention-heads", 4, "--seq-length", 16]

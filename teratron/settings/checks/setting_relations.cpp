@@ -87,6 +87,7 @@ constexpr Rule rules[] = {
     {"--multi-latent-attention", needs, "--position-embedding-type rope|yarn", "Latents are without positions"},
     {"--multi-latent-attention", excludes, "--group-query-attention or --window-size or --qk-layernorm-all-heads or --attention-output-gate or --add-qkv-bias or --rotary-interleaved", "All heads share a latent and a rotated key, whose channels are adjacent pairs"},
     {"--multi-latent-attention", excludes, "--experimental-attention-variant", "Layers are of one kind"},
+    {"--multi-latent-attention", excludes, "--softmax-type off-by-one|learnable or --attn-logit-softcapping > 0 or --no-rope-freq or --rotary-base-local or --longrope-short-factors", "Attention to latents has plain scores, and rotates in every layer"},
     {"--position-embedding-type yarn", excludes, "--rope-type rope", {}, "--multi-latent-attention"},
     {"--hf", excludes, "--pretrained-checkpoint", "Both name the weights to start from"},
     {"--fp16-lm-cross-entropy", needs, "--fp16"},
