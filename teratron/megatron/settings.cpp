@@ -27,7 +27,6 @@ constexpr std::string_view refused[] = {"activation_func_clamp_value",
                                         "moe_shared_expert_glu_interleave_size",
                                         "mrope_section",
                                         "mtp_num_layers",
-                                        "multi_latent_attention",
                                         "no_rope_freq",
                                         "qk_l2_norm",
                                         "quick_geglu",
@@ -78,7 +77,10 @@ void check_arguments(const MegatronSource& source) {
     if (!saved.is_null() && std::ranges::none_of(values, [&](std::string_view one) { return saved == one; }))
       refuse_argument(fmt::format("{} = {}", name, printable(saved.dump(), 60)), source.where);
   };
-  for (const auto& [name, value] : only_values) require(name, {&value, 1});
+  for (const auto& [name, value] : only_values) {
+    const bool of_latents = name == "rope_type" && has_value(source.args, "multi_latent_attention");
+    if (!of_latents) require(name, {&value, 1});  // these have both types
+  }
   require("position_embedding_type", positions);
 }
 

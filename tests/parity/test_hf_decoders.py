@@ -185,15 +185,29 @@ def test_fp8_with_scales_of_blocks(tmp_path):
     assert "gptq" in run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "no", code=4)
 
 
-def test_megatrons_names(tmp_path):
+@pytest.mark.parametrize("names, ranks", [("mcore", 2), ("mcore-te", 1)])
+def test_latents_in_megatrons_checkpoints(names, ranks, tmp_path):
+    """Out and in again, with the argument of YaRN there, where norms of latents have the epsilon of the others, and scores of groups are of
+    as many experts as a token uses of each."""
     model = random_model("deepseek_v3")
+    model.config.rms_norm_eps = 1e-6
+    model.config.num_experts_per_tok = 4
+    model.config.rope_parameters = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 4096,
+                                    "mscale": 0.8, "mscale_all_dim": 0.6}
     model.save_pretrained(tmp_path / "in")
-    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
+    convert(tmp_path / "in", tmp_path)
     ours = load_file(tmp_path / "ckpt" / "iter_0000000" / "shard-00000.safetensors")
     prefix = "decoder.layers.0.self_attention."
     assert {name.removeprefix(prefix) for name in ours if name.startswith(prefix)} == {
         f"{name}.weight" for name in ("linear_q_down_proj", "q_layernorm", "linear_q_up_proj", "linear_kv_down_proj", "kv_layernorm",
                                       "linear_kv_up_proj", "linear_proj")}
+    run("ckpt", "convert", "--load", tmp_path / "ckpt", "--to-megatron", tmp_path / "there", "--megatron-names", names,
+        "--target-tensor-parallel-size", ranks)
+    run("ckpt", "convert", "--from-megatron", tmp_path / "there", "--save", tmp_path / "again")
+    run("ckpt", "convert", "--load", tmp_path / "again", "--to-hf", tmp_path / "out")
+    assert_same(load_file(tmp_path / "in" / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors"))
+    before, after = (json.loads((tmp_path / folder / "config.json").read_text())["rope_parameters"] for folder in ("in", "out"))
+    assert {key: after[key] for key in before} == before
 
 
 @pytest.mark.parametrize("flags, what", [

@@ -87,7 +87,11 @@ void read_latent_rope(std::string_view key, HfConfig& config) {
   if (mscale < 0.0) return config.unsupported("attention_factor");
   settings.update({{"mscale", mscale}, {"mscale_all_dim", all_dim}});
 }
+// Megatron-LM's flags have YaRN here by another one than in other models.
 void write_latent_rope(std::string_view key, HfConfig& config) {
+  json& position = config.settings.at("position_embedding_type");
+  const bool scales = config.settings.at("rotary_scaling_factor").get<double>() > 1.0;
+  if (position == "rope" && config.settings.at("rope_type") != "rope" && scales) position = "yarn";
   write_rope(key, config);
   const double all_dim = config.settings.at("mscale_all_dim");
   for (const char* const dict : {"rope_parameters", "rope_scaling"}) {
