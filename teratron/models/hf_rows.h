@@ -8,6 +8,9 @@ namespace teratron::hf_rows {
 inline constexpr std::string_view hidden = "hidden_size", ffn = "ffn_hidden_size", vocab = "vocab_size";
 inline constexpr std::string_view positions = "max_position_embeddings", heads = "num_attention_heads";
 inline constexpr std::string_view untied = "untie_embeddings_and_output_weights";
+inline constexpr std::string_view expert_ffn = "moe_ffn_hidden_size",
+                                  shared_ffn = "moe_shared_expert_intermediate_size";
+inline constexpr int64_t most_layers = 1 << 20;  // of a config, for which lists of layers are made
 inline const HfTensorOptions biased = {.bias = {"add_bias_linear"}};
 
 /// config.json may have the key with this value only.

@@ -8,26 +8,6 @@ namespace teratron::gpt_hf_keys {
 using namespace hf_rows;
 using nlohmann::json;
 
-void write_no_experts(std::string_view, HfConfig& config) {
-  if (!config.settings.at("num_experts").is_null())
-    config.problem("num_experts is {}", config.settings.at("num_experts").dump());
-}
-
-static void write_no_linear_attention(std::string_view, HfConfig& config) {
-  const json& variant = config.settings.at("experimental_attention_variant");
-  if (!variant.is_null()) config.problem("experimental_attention_variant is {}", variant.dump());
-}
-
-static void write_no_linear_epsilon(std::string_view, HfConfig& config) {
-  const json& epsilon = config.settings.at("linear_norm_epsilon");
-  if (!epsilon.is_null()) config.problem("linear_norm_epsilon is {}", epsilon.dump());
-}
-
-static void write_no_mtp(std::string_view, HfConfig& config) {
-  const json& layers = config.settings.at("mtp_num_layers");
-  if (!layers.is_null()) config.problem("mtp_num_layers is {}", layers.dump());
-}
-
 static HfKey factor_is_one(std::string_view setting) {
   return {"", setting, {.must_be = 1.0, .export_only = true}};
 }
@@ -38,13 +18,15 @@ static void write_not_set(std::string_view, HfConfig& config) {
   if (!value.is_null()) config.problem("{} is {}", setting, value.dump());
 }
 
-static constexpr std::string_view no_rope_freq = "no_rope_freq", local_base = "rotary_base_local",
-                                  clamp = "activation_func_clamp_value";
-
-static void write_usual_scale(std::string_view, HfConfig& config) {
-  const json& scale = config.settings.at("softmax_scale");
-  if (!scale.is_null()) config.problem("softmax_scale is {}", scale.dump());
+template <const std::string_view& setting>
+static HfKey is_not_set() {
+  return {"", setting, {.export_only = true, .write = write_not_set<setting>}};
 }
+
+static constexpr std::string_view experts = "num_experts", linear_layers = "experimental_attention_variant",
+                                  linear_epsilon = "linear_norm_epsilon", mtp_layers = "mtp_num_layers",
+                                  scale = "softmax_scale", no_rope_freq = "no_rope_freq",
+                                  local_base = "rotary_base_local", clamp = "activation_func_clamp_value";
 
 // For what the rows of a model_type leave out: export refuses other values than these.
 // clang-format off
@@ -52,7 +34,7 @@ static const std::vector<HfKey>& common_keys() {
   static const std::vector<HfKey> keys = {
     {"initializer_range", "init_method_std", {.otherwise = 0.02}},
     {"", "seq_length", {.derived = positions}},
-    {"", "num_experts", {.export_only = true, .write = write_no_experts}},
+    is_not_set<experts>(),
     {"", "add_attention_bias", {.export_only = true, .write = write_no_attention_bias}},
     {"", "rotary_percent", {.must_be = 1.0, .export_only = true}},
     {"", "position_embedding_offset", {.must_be = 0, .export_only = true}},
@@ -62,9 +44,9 @@ static const std::vector<HfKey>& common_keys() {
     only_without("qk_layernorm"), only_without("qk_layernorm_all_heads"),
     only_without("multi_latent_attention"), only_without("moe_router_unnormalized"),
     only_without("attention_output_gate"), only_without("linear_allow_negative_eigenvalues"),
-    {"", "experimental_attention_variant", {.export_only = true, .write = write_no_linear_attention}},
-    {"", "mtp_num_layers", {.export_only = true, .write = write_no_mtp}},
-    {"", "linear_norm_epsilon", {.export_only = true, .write = write_no_linear_epsilon}},
+    is_not_set<linear_layers>(),
+    is_not_set<mtp_layers>(),
+    is_not_set<linear_epsilon>(),
     factor_is_one("embedding_multiplier"), factor_is_one("residual_multiplier"),
     factor_is_one("logits_multiplier"), factor_is_one("mamba_input_multiplier"),
     factor_is_one("mamba_output_multiplier"), factor_is_one("attention_input_multiplier"),
@@ -72,13 +54,13 @@ static const std::vector<HfKey>& common_keys() {
     factor_is_one("mlp_gate_multiplier"), factor_is_one("mlp_output_multiplier"),
     {"", "mamba_multipliers", {.must_be = json::array(), .export_only = true}},
     {"", "mamba_gate", {.must_be = "before-norm", .export_only = true}},
-    {"", "softmax_scale", {.export_only = true, .write = write_usual_scale}},
+    is_not_set<scale>(),
     {"", "attn_logit_softcapping", {.must_be = 0.0, .export_only = true}},
     {"", "final_logit_softcapping", {.must_be = 0.0, .export_only = true}},
     {"", "softmax_type", {.must_be = "vanilla", .export_only = true}},
-    {"", no_rope_freq, {.export_only = true, .write = write_not_set<no_rope_freq>}},
-    {"", local_base, {.export_only = true, .write = write_not_set<local_base>}},
-    {"", clamp, {.export_only = true, .write = write_not_set<clamp>}},
+    is_not_set<no_rope_freq>(),
+    is_not_set<local_base>(),
+    is_not_set<clamp>(),
     {"", "longrope_short_factors", {.must_be = json::array(), .export_only = true}},
     only_without("quick_geglu"), {"", "glu_linear_offset", {.must_be = 0.0, .export_only = true}},
     only_without("embedding_layernorm"), only_without("scale_embeddings"),
@@ -98,6 +80,19 @@ std::vector<HfKey> all_keys(std::vector<HfKey> keys, const std::vector<HfKey>& o
     if (!has_row(specific, row)) keys.push_back(row);
   }
   return keys;
+}
+
+std::vector<HfKey> joined(std::vector<HfKey> keys, std::initializer_list<const std::vector<HfKey>*> more) {
+  for (const std::vector<HfKey>* list : more) keys.insert(keys.end(), list->begin(), list->end());
+  return keys;
+}
+
+void replace_rows(HfFamily& family, std::string_view part, const std::vector<HfTensorRow>& by) {
+  std::vector<HfTensorRow>& rows = family.tensors[1].rows;
+  const auto is_of_part = [part](const HfTensorRow& row) { return row.name.starts_with(part); };
+  const auto place = std::ranges::find_if(rows, is_of_part) - rows.begin();
+  std::erase_if(rows, is_of_part);
+  rows.insert(rows.begin() + place, by.begin(), by.end());
 }
 
 }  // namespace teratron::gpt_hf_keys

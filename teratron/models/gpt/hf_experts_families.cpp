@@ -13,46 +13,6 @@ using nlohmann::json;
 
 namespace {
 
-constexpr int64_t most_expert_layers = 1 << 20;
-
-void refuse_unless(HfConfig& config, std::string_view setting, const json& value) {
-  const json& actual = config.settings.at(setting);
-  if (actual != value) config.problem("{} is {}, not {}", setting, actual.dump(), value.dump());
-}
-
-}  // namespace
-
-// What no router of transformers has.
-void write_plain_router(std::string_view, HfConfig& config) {
-  refuse_unless(config, "moe_router_score_function", "softmax");
-  refuse_unless(config, "moe_router_topk_scaling_factor", nullptr);
-  refuse_unless(config, "moe_router_num_groups", nullptr);
-  refuse_unless(config, "moe_router_enable_expert_bias", false);
-  if (config.settings.at("moe_router_load_balancing_type") == json({"sinkhorn"}))
-    config.problem("moe_router_load_balancing_type is sinkhorn");
-}
-
-// Softmax over the chosen experts is the softmax over all, divided by its sum over the chosen ones.
-void read_normalized(std::string_view key, HfConfig& config) {
-  config.settings["moe_router_pre_softmax"] = !config.get(key, false).get<bool>();
-}
-
-void write_normalized(std::string_view key, HfConfig& config) {
-  config.keys[key] = !config.is_set("moe_router_pre_softmax");
-}
-
-void read_expert_ffn(std::string_view key, HfConfig& config) {
-  const json size = config.get(key, nullptr);
-  config.settings[std::string(ffn)] = size;
-  config.settings[std::string(expert_ffn)] = size;
-}
-
-void write_expert_ffn(std::string_view key, HfConfig& config) {
-  config.keys[key] = config.settings.at(expert_ffn);
-}
-
-namespace {
-
 // transformers 5 writes num_local_experts, published files have num_experts.
 void write_qwen3_experts(std::string_view key, HfConfig& config) {
   const json& experts = config.settings.at("num_experts");
@@ -63,7 +23,7 @@ void write_qwen3_experts(std::string_view key, HfConfig& config) {
 // Every decoder_sparse_step-th layer has experts, counted from 1, but those of mlp_only_layers.
 void read_sparse_layers(std::string_view key, HfConfig& config) {
   const int64_t step = config.get(key, 1), layers = config.size("num_layers");
-  if (layers > most_expert_layers) return config.unsupported("num_hidden_layers");
+  if (layers > most_layers) return config.unsupported("num_hidden_layers");
   const json only = config.get("mlp_only_layers", json::array());
   std::vector<int64_t> pattern;
   for (int64_t layer = 0; layer < layers; ++layer)
@@ -71,17 +31,6 @@ void read_sparse_layers(std::string_view key, HfConfig& config) {
   if (std::ranges::find(pattern, 1) == pattern.end()) return config.problem("no layer has experts");
   config.settings["moe_layer_freq"] = to_layer_pattern(pattern);
 }
-
-}  // namespace
-
-std::vector<int64_t> expert_layers(HfConfig& config, int64_t layers) {
-  const std::string text = config.settings.value("moe_layer_freq", "1");
-  auto pattern = layers > most_expert_layers ? std::nullopt : parse_layer_pattern(text, layers);
-  if (!pattern) config.problem("moe_layer_freq = '{}' does not fit {} layers", printable(text), layers);
-  return pattern.value_or(std::vector<int64_t>());
-}
-
-namespace {
 
 void write_sparse_layers(std::string_view key, HfConfig& config) {
   json only = json::array();
@@ -91,20 +40,6 @@ void write_sparse_layers(std::string_view key, HfConfig& config) {
   }
   config.keys.update({{std::string(key), 1}, {"mlp_only_layers", only}});
 }
-
-}  // namespace
-
-void write_all_sparse(std::string_view, HfConfig& config) {
-  const std::vector<int64_t> pattern = expert_layers(config, config.size("num_layers"));
-  if (std::ranges::find(pattern, 0) != pattern.end())
-    config.problem("moe_layer_freq is {}", config.settings.at("moe_layer_freq").dump());
-}
-
-void write_no_shared(std::string_view, HfConfig& config) {
-  refuse_unless(config, shared_ffn, nullptr);
-}
-
-namespace {
 
 // clang-format off
 
@@ -206,11 +141,6 @@ const std::vector<HfTensorRow> shared_experts = {
 
 // clang-format on
 
-std::vector<HfKey> joined(std::vector<HfKey> keys, std::initializer_list<const std::vector<HfKey>*> more) {
-  for (const std::vector<HfKey>* list : more) keys.insert(keys.end(), list->begin(), list->end());
-  return keys;
-}
-
 // transformers 5 calls all blocks of experts "mlp" in memory.
 const std::vector<HfFusedExperts> mixtral_fused = {
     {"mlp.experts.gate_up_proj",
@@ -239,13 +169,6 @@ HfFamily with_experts(HfFamily family, std::initializer_list<const std::vector<H
 }
 
 }  // namespace
-
-HfLayerKinds experts_kinds(HfConfig& config, int64_t layers) {
-  HfLayerKinds kinds;
-  for (const int64_t experts : expert_layers(config, layers))
-    kinds.push_back({experts != 0 ? "experts" : "mlp"});
-  return kinds;
-}
 
 std::vector<HfKey> qwen_next_experts_keys() {
   return joined(attention_keys, {&qwen_moe_keys, &qwen3_next_keys});

@@ -1,12 +1,16 @@
-// Keys and names of models with experts that several families share (hf_experts_families.cpp).
+// Keys of models with experts that several families share.
 #pragma once
 
 #include "teratron/models/gpt/hf_keys.h"
 
 namespace teratron::gpt_hf_keys {
 
-inline constexpr std::string_view expert_ffn = "moe_ffn_hidden_size",
-                                  shared_ffn = "moe_shared_expert_intermediate_size";
+/// A problem if the setting has another value.
+void refuse_unless(HfConfig& config, std::string_view setting, const nlohmann::json& value);
+/// 1 for each layer that has experts; a problem if the setting does not fit.
+std::vector<int64_t> expert_layers(HfConfig& config, int64_t layers);
+/// Which layers have experts, and which an MLP.
+HfLayerKinds experts_kinds(HfConfig& config, int64_t layers);
 
 // HfKeyOptions::read and write.
 /// One width for all.

@@ -63,9 +63,7 @@ const std::vector<HfTensorRow> gemma_output_norms = {
 
 HfFamily gemma(std::string_view type, std::string_view architecture, const std::vector<HfKey>& own,
                const json& defaults) {
-  std::vector<HfKey> keys = gemma_keys_of_both;
-  keys.insert(keys.end(), own.begin(), own.end());
-  HfFamily family = llama_like(type, architecture, keys, defaults);
+  HfFamily family = llama_like(type, architecture, joined(gemma_keys_of_both, {&own}), defaults);
   std::vector<HfTensorRow>& rows = family.tensors[1].rows;
   for (HfTensorRow& row : rows) {
     if (row.name == "pre_mlp_layernorm.weight") row.sources = {"pre_feedforward_layernorm.weight"};

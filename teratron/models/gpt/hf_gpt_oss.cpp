@@ -75,9 +75,7 @@ HfFamily gpt_oss_family() {
   for (const char* const training :
        {"router_aux_loss_coef", "output_router_logits", "initial_context_length", "experts_per_token"})
     family.other_keys.push_back(training);
-  std::vector<HfTensorRow>& rows = family.tensors[1].rows;
-  std::erase_if(rows, [](const HfTensorRow& row) { return row.name.starts_with("mlp."); });
-  rows.insert(rows.end(), gpt_oss_rows.begin(), gpt_oss_rows.end());
+  replace_rows(family, "mlp.", gpt_oss_rows);
   return family;
 }
 

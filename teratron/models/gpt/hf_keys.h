@@ -35,7 +35,6 @@ void read_windows(std::string_view key, HfConfig& config);
 /// Qwen2-MoE's rule for layers where layer_types is missing.
 void read_alternating_windows(std::string_view key, HfConfig& config);
 void write_windows(std::string_view key, HfConfig& config);
-void write_no_experts(std::string_view key, HfConfig& config);
 
 inline constexpr std::string_view queries = "num_attention_heads*kv_channels";
 /// What read_rope reads.
@@ -60,13 +59,14 @@ inline const nlohmann::json gelu_names = {
 /// that are left.
 std::vector<HfKey> all_keys(std::vector<HfKey> keys, const std::vector<HfKey>& own);
 
+/// The lists, one after another.
+std::vector<HfKey> joined(std::vector<HfKey> keys, std::initializer_list<const std::vector<HfKey>*> more);
+/// `rows` in the place of those of the family's layers whose names begin with `part`.
+void replace_rows(HfFamily& family, std::string_view part, const std::vector<HfTensorRow>& rows);
+
 /// Llama with these rows for the settings that they have, and these defaults of its configuration class.
 HfFamily llama_like(std::string_view type, std::string_view architecture, const std::vector<HfKey>& own,
                     const nlohmann::json& defaults);
-/// Which layers have experts, and which an MLP.
-HfLayerKinds experts_kinds(HfConfig& config, int64_t layers);
-/// 1 for each layer that has experts; a problem if the setting does not fit.
-std::vector<int64_t> expert_layers(HfConfig& config, int64_t layers);
 /// Experts of DeepSeek's models in place of some MLPs; with a bias of their choice from V3 on.
 HfFamily with_deepseek_experts(HfFamily family, bool has_bias);
 /// DeepSeek-V2 and V3, Kimi-K2 and GLM-4 MoE lite: multi-head latent attention.

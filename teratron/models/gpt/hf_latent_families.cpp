@@ -5,7 +5,7 @@
 
 #include "teratron/base/config/layer_pattern.h"
 #include "teratron/base/error.h"
-#include "teratron/models/gpt/hf_keys.h"
+#include "teratron/models/gpt/hf_experts_keys.h"
 
 namespace teratron::gpt_hf_keys {
 
@@ -17,17 +17,7 @@ namespace latent {
 
 namespace {
 
-constexpr std::string_view expert_ffn = "moe_ffn_hidden_size",
-                           shared_ffn = "moe_shared_expert_intermediate_size",
-                           scaling = "moe_router_topk_scaling_factor", layer_freq = "moe_layer_freq";
-constexpr int64_t most_layers = 1 << 20;
-
-void expect(HfConfig& config, std::initializer_list<std::pair<std::string_view, json>> settings) {
-  for (const auto& [setting, value] : settings) {
-    const json& actual = config.settings.at(setting);
-    if (actual != value) config.problem("{} is {}, not {}", setting, actual.dump(), value.dump());
-  }
-}
+constexpr std::string_view scaling = "moe_router_topk_scaling_factor", layer_freq = "moe_layer_freq";
 
 // --- attention ---
 
@@ -193,7 +183,8 @@ void read_v3_router(std::string_view key, HfConfig& config) {
   read_groups(config, 2);
 }
 void write_v3_router(std::string_view key, HfConfig& config) {
-  expect(config, {{"moe_router_score_function", "sigmoid"}, {"moe_router_enable_expert_bias", true}});
+  refuse_unless(config, "moe_router_score_function", "sigmoid");
+  refuse_unless(config, "moe_router_enable_expert_bias", true);
   config.keys[key] = config.size("moe_router_topk") > 1 && !config.is_set("moe_router_unnormalized");
   write_scaling(config);
   write_groups(config, 2);
@@ -208,9 +199,9 @@ void read_v2_router(std::string_view key, HfConfig& config) {
   if (method != "greedy") read_groups(config, 1);
 }
 void write_v2_router(std::string_view key, HfConfig& config) {
-  expect(config, {{"moe_router_score_function", "softmax"},
-                  {"moe_router_enable_expert_bias", false},
-                  {"moe_router_pre_softmax", true}});
+  refuse_unless(config, "moe_router_score_function", "softmax");
+  refuse_unless(config, "moe_router_enable_expert_bias", false);
+  refuse_unless(config, "moe_router_pre_softmax", true);
   write_scaling(config);
   write_groups(config, 1);
   const bool grouped = config.keys["n_group"] > 1;
@@ -331,13 +322,10 @@ void add_mtp(HfFamily& family) {
 
 HfFamily latent_family(std::string_view type, std::string_view architecture, const std::vector<HfKey>& own,
                        const json& defaults) {
-  std::vector<HfKey> keys = latent_keys;
-  keys.insert(keys.end(), own.begin(), own.end());
+  std::vector<HfKey> keys = joined(latent_keys, {&own});
   keys.push_back({"", "latent_norm_epsilon", {.read = read_latent_epsilon, .write = write_latent_epsilon}});
   HfFamily family = llama_like(type, architecture, keys, defaults);
-  std::vector<HfTensorRow>& rows = family.tensors[1].rows;
-  std::erase_if(rows, [](const HfTensorRow& row) { return row.name.starts_with("self_attention."); });
-  rows.insert(rows.begin() + 1, attention_rows.begin(), attention_rows.end());
+  replace_rows(family, "self_attention.", attention_rows);
   family = with_deepseek_experts(std::move(family), type != "deepseek_v2");
   family.layer_kinds = layer_kinds;
   if (type != "deepseek_v2") add_mtp(family);

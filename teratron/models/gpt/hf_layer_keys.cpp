@@ -15,11 +15,10 @@ using nlohmann::json;
 namespace {
 
 constexpr const char *window_type = "sliding_attention", *whole_type = "full_attention";
-constexpr int64_t layer_limit = 1 << 20;
 
 int64_t layers_of(HfConfig& config) {
   const int64_t layers = config.size("num_layers");
-  if (layers <= layer_limit) return layers;
+  if (layers <= hf_rows::most_layers) return layers;
   config.unsupported("num_hidden_layers");
   return 0;
 }

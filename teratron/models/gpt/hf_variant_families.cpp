@@ -173,11 +173,6 @@ const std::vector<HfTensorRow> starcoder2_mlp = {
 
 // clang-format on
 
-std::vector<HfKey> all_of(std::vector<HfKey> keys, const std::vector<HfKey>& more) {
-  keys.insert(keys.end(), more.begin(), more.end());
-  return keys;
-}
-
 // Q, K and V, and gates and ups, are one tensor each.
 HfFamily with_fused_gates(HfFamily family) {
   for (HfTensorRow& row : family.tensors[1].rows) {
@@ -199,12 +194,10 @@ HfFamily phi3() {
 
 HfFamily granite_moe() {
   HfFamily family = llama_like("granitemoe", "GraniteMoeForCausalLM",
-                               all_of(plain_granite_keys, granite_moe_keys), plain_granite_defaults);
+                               joined(plain_granite_keys, {&granite_moe_keys}), plain_granite_defaults);
   for (const char* const training : {"router_aux_loss_coef", "output_router_logits"})
     family.other_keys.push_back(training);
-  std::vector<HfTensorRow>& rows = family.tensors[1].rows;
-  std::erase_if(rows, [](const HfTensorRow& row) { return row.name.starts_with("mlp."); });
-  rows.insert(rows.end(), plain_granite_experts.begin(), plain_granite_experts.end());
+  replace_rows(family, "mlp.", plain_granite_experts);
   return family;
 }
 
@@ -217,10 +210,8 @@ HfFamily glm4() {
 
 HfFamily starcoder2() {
   HfFamily family = llama_like("starcoder2", "Starcoder2ForCausalLM", starcoder2_keys, starcoder2_defaults);
-  std::vector<HfTensorRow>& rows = family.tensors[1].rows;
-  std::erase_if(rows, [](const HfTensorRow& row) { return row.name.starts_with("mlp."); });
-  rows.insert(rows.end(), starcoder2_mlp.begin(), starcoder2_mlp.end());
-  for (HfTensorRow& row : rows) {
+  replace_rows(family, "mlp.", starcoder2_mlp);
+  for (HfTensorRow& row : family.tensors[1].rows) {
     if (row.name == "input_layernorm.weight" || row.name == "pre_mlp_layernorm.weight") row.options = biased;
   }
   family.tensors[2].rows[0].options = biased;
@@ -235,17 +226,18 @@ HfFamily with_other_keys(HfFamily family, std::initializer_list<std::string_view
 }  // namespace
 
 std::vector<HfFamily> variant_families() {
-  return {phi3(),
-          with_other_keys(llama_like("granite", "GraniteForCausalLM",
-                                     all_of(plain_granite_keys, granite_dense_keys), plain_granite_defaults),
-                          {"mlp_bias"}),
-          granite_moe(),
-          with_other_keys(llama_like("smollm3", "SmolLM3ForCausalLM", smollm3_keys, smollm3_defaults),
-                          {"mlp_bias", "no_rope_layer_interval"}),
-          with_other_keys(llama_like("seed_oss", "SeedOssForCausalLM", seed_keys, seed_defaults),
-                          {"attention_out_bias"}),
-          glm4(),
-          starcoder2()};
+  return {
+      phi3(),
+      with_other_keys(llama_like("granite", "GraniteForCausalLM",
+                                 joined(plain_granite_keys, {&granite_dense_keys}), plain_granite_defaults),
+                      {"mlp_bias"}),
+      granite_moe(),
+      with_other_keys(llama_like("smollm3", "SmolLM3ForCausalLM", smollm3_keys, smollm3_defaults),
+                      {"mlp_bias", "no_rope_layer_interval"}),
+      with_other_keys(llama_like("seed_oss", "SeedOssForCausalLM", seed_keys, seed_defaults),
+                      {"attention_out_bias"}),
+      glm4(),
+      starcoder2()};
 }
 
 }  // namespace teratron::gpt_hf_keys

@@ -12,9 +12,6 @@ namespace teratron::mamba_hf {
 
 inline constexpr std::string_view pattern_setting = "hybrid_layer_pattern", least = "mamba_time_step_min",
                                   most = "mamba_time_step_max", inner = "mamba_num_heads*mamba_head_dim";
-inline constexpr std::string_view expert_ffn = "moe_ffn_hidden_size",
-                                  shared_ffn = "moe_shared_expert_intermediate_size";
-inline constexpr int64_t most_layers = 1 << 20;
 
 /// The letters of the layers; empty if no pattern is set.
 std::string pattern_of(const HfConfig& config);
