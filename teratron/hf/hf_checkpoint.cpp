@@ -159,30 +159,32 @@ void read_converted(const WeightFiles& files, const std::string& name, std::vect
 }
 
 // See HfFamily::unties.
-void take_output_layer(HfModel& model, const fs::path& folder) {
+void take_output_layer(HfModel& model, const WeightFiles& files) {
   const std::string own(model.family->unties);
   if (own.empty()) return;
-  try {
-    const WeightFiles files(folder);
-    const std::string words(model.family->tensors.front().rows.front().sources.front());
-    const bool is_copy = files.has(own) && files.has(words) && !copy_differs(files, own, words);
-    model.settings["untie_embeddings_and_output_weights"] = files.has(own) && !is_copy;
-  } catch (const UserError&) {
-    // Without weights config.json is all there is; who needs them reports what is wrong.
-  }
+  const std::string words(model.family->tensors.front().rows.front().sources.front());
+  const bool is_copy = files.has(own) && files.has(words) && !copy_differs(files, own, words);
+  model.settings["untie_embeddings_and_output_weights"] = files.has(own) && !is_copy;
 }
 
 // See HfFamily::mtp_sign.
-void take_mtp_layers(HfModel& model, const fs::path& folder) {
+void take_mtp_layers(HfModel& model, const WeightFiles& files) {
   if (model.family->mtp_sign.empty()) return;
+  int64_t count = 0;
+  const auto number = [&] { return model.settings.at("num_layers").get<int64_t>() + count; };
+  while (files.has(in_layer(model.family->mtp_sign, number())) && count < most_experts) ++count;
+  if (count > 0) model.settings["mtp_num_layers"] = count;
+}
+
+// What the tensors say, whatever config.json does.
+void take_from_weights(HfModel& model, const fs::path& folder) {
+  if (model.family->unties.empty() && model.family->mtp_sign.empty()) return;
   try {
     const WeightFiles files(folder);
-    int64_t count = 0;
-    const auto number = [&] { return model.settings.at("num_layers").get<int64_t>() + count; };
-    while (files.has(in_layer(model.family->mtp_sign, number())) && count < most_experts) ++count;
-    if (count > 0) model.settings["mtp_num_layers"] = count;
+    take_output_layer(model, files);
+    take_mtp_layers(model, files);
   } catch (const UserError&) {
-    // As above.
+    // Without weights config.json is all there is; who needs them reports what is wrong.
   }
 }
 
@@ -237,8 +239,7 @@ HfModel read_hf_model(const fs::path& folder) {
                             .fix = "Name it with --load"});
   HfModel model =
       parse_hf_config(read_text(path, {.kind = ExitCode::checkpoint}), printable(path.string(), 4096));
-  take_output_layer(model, folder);
-  take_mtp_layers(model, folder);
+  take_from_weights(model, folder);
   model.settings.update(hf_tokenizer_settings(folder));
   return model;
 }
