@@ -18,17 +18,6 @@ struct Targets {
   at::Tensor count;  // of the mask, of all context-parallel ranks
 };
 
-// The documents of whole samples, numbered through, [S, B].
-at::Tensor documents(const at::Tensor& cu_seqlens, int64_t length, int64_t batch) {
-  const at::Tensor starts = cu_seqlens.to(at::kLong);
-  return at::zeros({length * batch + 1}, starts.options())
-      .index_fill_(0, starts, 1)
-      .narrow(0, 0, length * batch)
-      .cumsum(0)
-      .view({batch, length})
-      .t();
-}
-
 // x with the rows from `by` on first; the last ones are zeros.
 at::Tensor shifted(const at::Tensor& x_SB, int64_t by) {
   const at::Tensor y = at::zeros_like(x_SB);
@@ -44,10 +33,8 @@ class Shift {
       : context_(batch.context_parallel),
         tokens_(whole(batch["tokens"])),
         labels_(whole(batch["labels"]).clamp_min(0)),
-        mask_(whole(batch["loss_mask"])) {
-    const at::Tensor& cu_seqlens = batch["cu_seqlens"];
-    if (cu_seqlens.defined()) document_ = documents(cu_seqlens, tokens_.size(0), tokens_.size(1));
-  }
+        mask_(whole(batch["loss_mask"])),
+        document_(segments_of_tokens({batch["cu_seqlens"]}, tokens_.size(0), tokens_.size(1))) {}
 
   Targets by(int64_t positions) const {
     at::Tensor mask = shifted(mask_, positions);

@@ -63,7 +63,6 @@ class LatentAttention : public Mixer {
 
   LatentAttentionOptions options_;
   TensorParallel parallel_;
-  double scale_;
   CoreAttention core_;
   std::optional<ColumnLinear> q_down_;
   std::optional<Norm> q_norm_;

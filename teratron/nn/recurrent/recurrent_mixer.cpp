@@ -18,18 +18,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// [T] tokens b * S + s -> i64 [S, B] documents, numbered through; undefined: one.
-at::Tensor documents(const Segments& segments, int64_t length, int64_t batch) {
-  if (!segments.defined()) return {};
-  const at::Tensor starts = segments.cu_seqlens_q.to(at::kLong);
-  return at::zeros({length * batch + 1}, starts.options())
-      .index_fill_(0, starts, 1)
-      .narrow(0, 0, length * batch)
-      .cumsum(0)
-      .view({batch, length})
-      .t();
-}
-
 // Saves its input alone.
 struct RecurrentFunction : torch::autograd::Function<RecurrentFunction> {
   struct Args {
@@ -89,14 +77,14 @@ Hidden RecurrentMixer::forward_add_residual(const Normed& normed_SBH, const Resi
 at::Tensor RecurrentMixer::train(const at::Tensor& columns_SB, const LayerContext& context) const {
   const ContextParallel& cut = context.context_parallel;
   const auto recur = [&](const at::Tensor& columns, const HeadPart& part) {
-    const RecurrentFunction::Args args{core_.get(),
-                                       documents(context.segments, columns.size(0), columns.size(1)), part};
+    const RecurrentFunction::Args args{
+        core_.get(), segments_of_tokens(context.segments, columns.size(0), columns.size(1)), part};
     return RecurrentFunction::apply(columns, recurrent_anchor(*core_), args);
   };
   if (cut.size() == 1) return recur(columns_SB, {});
   if (options_.passes_states) {
     const at::Tensor document_SB =
-        documents(context.segments, columns_SB.size(0) * cut.size(), columns_SB.size(1));
+        segments_of_tokens(context.segments, columns_SB.size(0) * cut.size(), columns_SB.size(1));
     return recur_over_ranks(columns_SB, *core_, {cut, document_SB});
   }
   // All tokens of some heads in place of some tokens of all heads.

@@ -19,4 +19,8 @@ struct Segments {
   const at::Tensor& keys() const { return cu_seqlens_k.defined() ? cu_seqlens_k : cu_seqlens_q; }
 };
 
+/// [T] tokens b * S + s of `length` S and `batch` samples -> i64 [S, B]: their segments, numbered through.
+/// Undefined without segments.
+at::Tensor segments_of_tokens(const Segments& segments, int64_t length, int64_t batch);
+
 }  // namespace teratron
