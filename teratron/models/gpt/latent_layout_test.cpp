@@ -71,10 +71,11 @@ const std::vector<LatentCase> latent_cases = {
        add_mtp_layers(c);
      },
      {.sequence = 16}},
-    {"multi-token prediction, documents, tied embeddings",
+    {"multi-token prediction, documents, tied embeddings, layers without rotation",
      [](GPTConfig& c) {
        c.tied_embeddings = true;
        c.latent = std::nullopt;
+       c.no_rope = {0, 1, 0, 1};
        c.mtp_layers = 1;
        add_mtp_layers(c);
      },

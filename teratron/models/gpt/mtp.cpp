@@ -64,6 +64,7 @@ void repeat_last(std::vector<T>& list, int64_t count) {
 void add_mtp_layers(GPTConfig& config) {
   repeat_last(config.experts.layers, config.mtp_layers);
   repeat_last(config.windows, config.mtp_layers);
+  repeat_last(config.no_rope, config.mtp_layers);
   repeat_last(config.context_parallel_comm, config.mtp_layers);
 }
 
