@@ -91,7 +91,7 @@ static void add_decoder_variants(std::vector<TestVariant>& all, const GPTConfig&
   gemma2.loss_chunks = 2;
   GPTConfig& gpt_oss = add("sinks, clamped gates, a layer without rotation", llama);
   gpt_oss.softmax = SoftmaxType::learnable;
-  gpt_oss.glu = {.slope = 1.702, .offset = 1.0, .limit = 0.02};
+  gpt_oss.glu = {.slope = 1.702, .offset = 1.0, .limit = 0.03};
   gpt_oss.linear_bias = true;
   gpt_oss.windows = {3, 0};
   gpt_oss.no_rope = {0, 1};
@@ -153,6 +153,16 @@ std::vector<TestVariant> option_variants(const TestSizes& sizes) {
 std::vector<TestVariant> all_variants(const TestSizes& sizes) {
   std::vector<TestVariant> all = family_variants(sizes);
   for (TestVariant& variant : option_variants(sizes)) all.push_back(std::move(variant));
+  return all;
+}
+
+std::vector<TestVariant> deep_variants() {
+  std::vector<TestVariant> all = all_variants();
+  for (TestVariant& variant : all) {
+    variant.config.layers = 3;
+    if (!variant.config.windows.empty()) variant.config.windows.push_back(4);
+    if (!variant.config.no_rope.empty()) variant.config.no_rope.push_back(0);
+  }
   return all;
 }
 

@@ -37,6 +37,8 @@ std::vector<TestVariant> family_variants(const TestSizes& sizes = {});
 std::vector<TestVariant> option_variants(const TestSizes& sizes = {});
 /// Both.
 std::vector<TestVariant> all_variants(const TestSizes& sizes = {});
+/// All with three layers, so that units of two have a remainder.
+std::vector<TestVariant> deep_variants();
 /// A random combination of options.
 GPTConfig random_config(std::mt19937& random, const TestSizes& sizes = {});
 

@@ -30,17 +30,6 @@ const std::vector<Plan>& plans() {
   return all;
 }
 
-// Three layers, so that units of two have a remainder.
-std::vector<TestVariant> deep_variants() {
-  std::vector<TestVariant> all = all_variants();
-  for (TestVariant& variant : all) {
-    variant.config.layers = 3;
-    if (!variant.config.windows.empty()) variant.config.windows.push_back(4);
-    if (!variant.config.no_rope.empty()) variant.config.no_rope.push_back(0);
-  }
-  return all;
-}
-
 TEST(Recompute, IsBitwiseEqual) {
   for (const TestVariant& variant : deep_variants()) {
     for (const Plan& plan : plans()) {

@@ -76,7 +76,7 @@ constexpr Rule rules[] = {
     {"--swiglu or --geglu or --quick-geglu or --relu or --squared-relu or --openai-gelu", at_most_one, {}, "An MLP has one activation"},
     {"--glu-linear-offset or --activation-func-clamp-value", needs, "--swiglu or --quick-geglu", "Other activations have no offset and no limit"},
     {"--softmax-type off-by-one|learnable", excludes, "--position-embedding-type alibi|relative", "Sinks are not among scores with biases"},
-    {"--softmax-type off-by-one|learnable", excludes, "--attention-dropout > 0", "Sinks are not among scores with dropout: add --attention-dropout 0"},
+    {"--softmax-type off-by-one|learnable", needs, "--attention-dropout 0.0", "Sinks are not among scores with dropout"},
     {"--softmax-type off-by-one|learnable", excludes, "--attn-logit-softcapping > 0", "Sinks are not among capped scores"},
     {"--longrope-short-factors", demands, "--longrope-long-factors"},
     {"--longrope-long-factors", demands, "--longrope-short-factors"},

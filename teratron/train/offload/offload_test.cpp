@@ -25,9 +25,7 @@ std::vector<RecomputeConfig> recompute_configs() {
 }
 
 TEST(Offload, IsBitwiseEqual) {
-  for (TestVariant& variant : all_variants()) {
-    variant.config.layers = 3;
-    if (!variant.config.windows.empty()) variant.config.windows.push_back(4);
+  for (const TestVariant& variant : deep_variants()) {
     for (const RecomputeConfig& recompute : recompute_configs()) {
       TestStep step{.config = variant.config, .dtype = at::kFloat, .documents = true};
       step.config.recompute = recompute;
