@@ -20,8 +20,8 @@ endforeach()
 target_link_libraries(teratron_libtorch INTERFACE -Wl,--push-state,--no-as-needed stdc++ -Wl,--pop-state
   ${TERATRON_TORCH}/torch/lib/libtorch.so ${TERATRON_TORCH}/torch/lib/libtorch_cpu.so
   ${TERATRON_TORCH}/torch/lib/libc10.so)
-# kernels/common/cuda_libraries.cpp stands in for the functions of all but libcudart, and loads the libraries where
-# there is a driver: a program needs them at its start only for a function that is missing there.
+# kernels/common/cuda_libraries.cpp stands in for the functions of CUDA's libraries, and loads them where there is a
+# driver: a program needs them at its start only for a function that is missing there.
 if(EXISTS ${TERATRON_TORCH}/torch/lib/libtorch_cuda.so)
   target_link_libraries(teratron_libtorch INTERFACE
     -Wl,--push-state,--as-needed ${nvidia}/cu13/lib/libcudart.so.13

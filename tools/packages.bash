@@ -24,7 +24,7 @@ build_wheel() {
 }
 
 make_wheel() {
-  [[ -z $architectures$python ]] || folder=build/wheel-$preset  # those of other commands differ
+  [[ -z $architectures ]] || folder=build/wheel-$preset  # those of other commands differ
   build_wheel
   say "$(du -m dist/*.whl | sed "s/\t/ MiB: /"); install it with pip"
 }

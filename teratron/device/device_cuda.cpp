@@ -38,6 +38,7 @@ int start_driver() {
 }
 
 int64_t count_gpus() {
+  if (!has_cuda_libraries()) return 0;
   const int answer = start_driver();
   if (answer == no_device || answer == stub_library) return 0;
   int count = 0;
@@ -73,18 +74,16 @@ at::Device current_gpu() {
 }
 
 std::vector<std::pair<std::string, std::string>> gpu_libraries() {
+  if (!torch_has_cuda()) return {{"CUDA", "none (torch without CUDA)"}};
+  if (!has_cuda_libraries()) return {{"CUDA", cuda_text(CUDART_VERSION) + " (driver: none)"}};
   int runtime = 0;
   int driver = 0;
   cudaRuntimeGetVersion(&runtime);
   cudaDriverGetVersion(&driver);
+  const int64_t cudnn = at::detail::getCUDAHooks().versionRuntimeCuDNN();
   const std::string driver_text = driver == 0 ? "none" : cuda_text(driver);
-  std::vector<std::pair<std::string, std::string>> versions{
-      {"CUDA", fmt::format("{} (driver: {})", cuda_text(runtime), driver_text)}};
-  if (has_cuda_libraries()) {
-    const int64_t cudnn = at::detail::getCUDAHooks().versionRuntimeCuDNN();
-    versions.emplace_back("cuDNN", fmt::format("{}.{}.{}", cudnn / 10000, cudnn / 100 % 100, cudnn % 100));
-  }
-  return versions;
+  return {{"CUDA", fmt::format("{} (driver: {})", cuda_text(runtime), driver_text)},
+          {"cuDNN", fmt::format("{}.{}.{}", cudnn / 10000, cudnn / 100 % 100, cudnn % 100)}};
 }
 
 std::optional<MemoryUse> device_memory(at::Device device) {

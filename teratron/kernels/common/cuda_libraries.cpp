@@ -2,7 +2,9 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 
+#include <c10/core/CPUAllocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <dlfcn.h>
 
@@ -18,6 +20,10 @@ namespace {
   std::abort();
 }
 
+void* register_without_driver() {
+  return nullptr;
+}
+
 }  // namespace
 
 // Each import is a function of that name, which jumps to the address in its slot. Arguments, result and
@@ -30,13 +36,16 @@ namespace {
 #error "cuda_libraries.cpp: write the jump of this architecture"
 #endif
 
-#define TERATRON_CUDA_IMPORT(name)                                                                      \
+#define TERATRON_CUDA_SLOT(name, without_driver)                                                        \
   extern "C" [[gnu::visibility("hidden")]] void* teratron_import_##name;                                \
-  void* teratron_import_##name = reinterpret_cast<void*>(&call_without_driver);                         \
+  void* teratron_import_##name = reinterpret_cast<void*>(&without_driver);                              \
   asm(".pushsection .text\n.balign 16\n.globl " #name "\n.hidden " #name "\n.type " #name               \
       ", %function\n" #name ":\n" TERATRON_JUMP("teratron_import_" #name) ".size " #name ", . - " #name \
                                                                           "\n.popsection\n");
+#define TERATRON_CUDA_IMPORT(name) TERATRON_CUDA_SLOT(name, call_without_driver)
+#define TERATRON_CUDA_REGISTRATION(name) TERATRON_CUDA_SLOT(name, register_without_driver)
 #include "teratron/kernels/common/cuda_imports.def"
+#undef TERATRON_CUDA_REGISTRATION
 #undef TERATRON_CUDA_IMPORT
 
 // c10::cuda::CUDACachingAllocator::allocator, the one variable of the libraries that inline functions of
@@ -59,12 +68,14 @@ struct Import {
 
 constexpr Import imports[] = {
 #define TERATRON_CUDA_IMPORT(name) {#name, &teratron_import_##name},
+#define TERATRON_CUDA_REGISTRATION TERATRON_CUDA_IMPORT
 #include "teratron/kernels/common/cuda_imports.def"
+#undef TERATRON_CUDA_REGISTRATION
 #undef TERATRON_CUDA_IMPORT
 };
 
-constexpr const char* libraries[] = {"libc10_cuda.so", "libtorch_cuda.so", "libcublasLt.so.13",
-                                     "libnccl.so.2", "libcudnn.so.9"};
+constexpr const char* libraries[] = {"libcudart.so.13",   "libc10_cuda.so", "libtorch_cuda.so",
+                                     "libcublasLt.so.13", "libnccl.so.2",   "libcudnn.so.9"};
 
 void check(const void* found) {
   if (found) return;
@@ -77,7 +88,7 @@ void check(const void* found) {
 }
 
 bool load() {
-  if (!dlopen("libcuda.so.1", RTLD_NOW)) return false;
+  if (!torch_has_cuda() || !dlopen("libcuda.so.1", RTLD_NOW)) return false;
   for (const char* library : libraries) check(dlopen(library, RTLD_NOW | RTLD_GLOBAL));
   for (const Import& import : imports) check(*import.slot = dlsym(RTLD_DEFAULT, import.name));
   const void* original = dlsym(RTLD_DEFAULT, TERATRON_ALLOCATOR);
@@ -86,13 +97,23 @@ bool load() {
   return true;
 }
 
-// Before main, as the dynamic linker would: PyTorch looks for its CUDA part once.
-const bool loaded = load();
+// Before main, as the dynamic linker would: PyTorch looks for its CUDA part once. And before the object files
+// with kernels register them.
+struct Loading {
+  bool done = load();
+};
+[[gnu::init_priority(101)]] const Loading loading;
 
 }  // namespace
 
 bool has_cuda_libraries() {
-  return loaded;
+  return loading.done;
+}
+
+bool torch_has_cuda() {
+  Dl_info libc10{};
+  if (dladdr(reinterpret_cast<const void*>(&c10::GetCPUAllocator), &libc10) == 0) return false;
+  return exists(std::filesystem::path(libc10.dli_fname).parent_path() / "libtorch_cuda.so");
 }
 
 }  // namespace teratron

@@ -28,7 +28,7 @@ def driver(tmp_path, monkeypatch):
 
 def test_the_program_does_not_need_them():
     needed = subprocess.run(["readelf", "-d", BINARY], capture_output=True, text=True, check=True).stdout
-    for name in ("libtorch_cuda", "libc10_cuda", "libcublasLt", "libnccl", "libcudnn"):
+    for name in ("libcudart", "libtorch_cuda", "libc10_cuda", "libcublasLt", "libnccl", "libcudnn"):
         assert name not in needed, f"{name}: kernels/common/cuda_imports.def lacks a function"
 
 
