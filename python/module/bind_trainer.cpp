@@ -96,7 +96,7 @@ int train(TrainerHandle& self, const nb::object& on_step) {
 
 nb::list parameters(TrainerHandle& self) {
   nb::list pairs;
-  for (const Parameter& parameter : self.trainer().engine().parameters().all())
+  for (const Parameter& parameter : self.finished_trainer().engine().parameters().all())
     pairs.append(nb::make_tuple(parameter.name, parameter.tensor.detach()));
   return pairs;
 }
@@ -144,22 +144,22 @@ void bind_steps(TrainerClass& trainer) {
   trainer.def("__init__", construct, nb::arg("settings"), nb::arg("rank"), nb::arg("hooks"))
       .def("step",
            [](TrainerHandle& self) {
-             const auto run = [&] {
-               const Door door;
-               return self.step();
-             };
-             return to_python(run());
+             const Door door;
+             return self.step();
            })
       .def(
           "step_on",
           [](TrainerHandle& self, const std::optional<Tensors>& samples) {
-            const auto run = [&] {
-              const Door door;
-              return self.step(samples);
-            };
-            return to_python(run());
+            const Door door;
+            return self.step(samples);
           },
           nb::arg("samples").none())
+      .def("finish_step",
+           [](TrainerHandle& self) {
+             const Door door;
+             self.finish_step();
+           })
+      .def("run_ahead", &TrainerHandle::run_ahead, nb::arg("on"))
       .def("evaluate",
            [](TrainerHandle& self, const std::string& split, int64_t steps) {
              const auto run = [&] {
@@ -223,11 +223,11 @@ void bind_data(TrainerClass& trainer) {
       .def("average",
            [](TrainerHandle& self, const at::Tensor& tensor) {
              const Door door;
-             return self.trainer().average(tensor);
+             return self.finished_trainer().average(tensor);
            })
       .def("gather", [](TrainerHandle& self, const at::Tensor& tensor) {
         const Door door;
-        return self.trainer().gather(tensor);
+        return self.finished_trainer().gather(tensor);
       });
 }
 
@@ -236,22 +236,22 @@ void bind_weights(TrainerClass& trainer) {
       .def("whole_parameters",
            [](TrainerHandle& self) {
              const Door door;
-             return whole_parameters(self.trainer());
+             return whole_parameters(self.finished_trainer());
            })
       .def("gathered",
            [](TrainerHandle& self, const ParameterInfo& info) {
              const Door door;
-             return gathered(self.trainer(), info);
+             return gathered(self.finished_trainer(), info);
            })
       .def("hf_tensors", hf_tensors)
       .def("assign",
            [](TrainerHandle& self, const std::string& name, const at::Tensor& whole) {
              const Door door;
-             assign(self.trainer(), name, whole);
+             assign(self.finished_trainer(), name, whole);
            })
       .def("finish_assignment", [](TrainerHandle& self) {
         const Door door;
-        finish_assignment(self.trainer());
+        finish_assignment(self.finished_trainer());
       });
 }
 
@@ -296,6 +296,9 @@ void bind_trainer(nb::module_& m) {
     const Door door;
     return self.next();
   });
+  nb::class_<StepOutcome>(m, "StepOutcome")
+      .def_prop_ro("is_known", &StepOutcome::is_known)
+      .def("values", [](const StepOutcome& self) { return to_python(self.result()); });
   TrainerClass trainer(m, "Trainer");
   bind_steps(trainer);
   bind_halves(trainer);

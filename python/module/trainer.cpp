@@ -53,6 +53,11 @@ std::optional<Tensors> SplitReader::next() {
   return stacked(batches);
 }
 
+const Result& StepOutcome::result() const {
+  if (!result_) throw std::runtime_error("the step failed, so it has no result");
+  return *result_;
+}
+
 TrainerHandle::TrainerHandle(Settings settings, std::shared_ptr<Rank> rank, Hooks hooks)
     : settings_(hooks.datasets ? with_one_worker(settings) : settings.with(Data::settings)),
       rank_(std::move(rank)),
@@ -68,6 +73,7 @@ TrainerHandle::TrainerHandle(Settings settings, std::shared_ptr<Rank> rank, Hook
     };
   }
   loop_ = std::make_unique<TrainLoop>(settings_.args(), *mesh_, signals_, JobModel{family_, registry_});
+  runs_ahead_ = mesh_->world_size() == 1 && trainer().device().is_cuda();
   close_at_end_ = std::make_shared<std::function<void()>>([this] { close(); });
   rank_->at_end(close_at_end_);
 }
@@ -78,6 +84,7 @@ TrainerHandle::~TrainerHandle() {
 
 void TrainerHandle::close() {
   close_at_end_.reset();
+  launched_.reset();
   source_.reset();
   gradients_.reset();
   live_.reset();
@@ -122,6 +129,11 @@ Trainer& TrainerHandle::trainer() {
   throw std::runtime_error("the trainer is closed");
 }
 
+Trainer& TrainerHandle::finished_trainer() {
+  finish_step();
+  return trainer();
+}
+
 template <typename Work>
 auto TrainerHandle::guarded(const Work& work) {
   try {
@@ -136,12 +148,12 @@ auto TrainerHandle::guarded(const Work& work) {
 
 bool TrainerHandle::load() {
   source_position_ = -1;
-  return guarded([&] { return trainer().load(); });
+  return guarded([&] { return finished_trainer().load(); });
 }
 
 std::string TrainerHandle::save() {
   return guarded([&] {
-    if (!trainer().args().save) {
+    if (!finished_trainer().args().save) {
       throw config_error({.what = "save() has no folder to write to",
                           .where = "save",
                           .fix = "Give Config a folder: save=DIR"});
@@ -155,10 +167,10 @@ std::string TrainerHandle::save() {
 bool TrainerHandle::load(const std::string& folder) {
   source_position_ = -1;
   return guarded([&] {
-    const auto found = load_model(trainer().engine(), {.directory = folder,
-                                                       .config = checkpoint_config(),
-                                                       .optimizer = !trainer().args().no_load_optim,
-                                                       .own = false});
+    const auto found = load_model(finished_trainer().engine(), {.directory = folder,
+                                                                .config = checkpoint_config(),
+                                                                .optimizer = !trainer().args().no_load_optim,
+                                                                .own = false});
     if (found) trainer().resume(*found);
     return found.has_value();
   });
@@ -166,7 +178,7 @@ bool TrainerHandle::load(const std::string& folder) {
 
 void TrainerHandle::save(const std::string& folder) {
   guarded([&] {
-    save_model(trainer().engine(),
+    save_model(finished_trainer().engine(),
                {.directory = folder,
                 .iteration = trainer().state().iteration,
                 .config = checkpoint_config(),
@@ -187,15 +199,40 @@ Result TrainerHandle::result_of(StepResult step) {
   return result;
 }
 
-Result TrainerHandle::step() {
+void TrainerHandle::finish_step() {
+  if (!launched_) return;
+  Launched last = *std::exchange(launched_, std::nullopt);
+  Result result = result_of(trainer().finish_step(std::move(last.step)));
+  result.consumed_samples = last.consumed_samples;
+  if (runs_ahead_) result.step.metrics.seconds = result.step.seconds;
+  last.outcome->set(std::move(result));
+  trainer().saver().advance();
+}
+
+std::shared_ptr<StepOutcome> TrainerHandle::launch(BatchSource& source) {
+  Trainer& trainer = this->trainer();
+  auto outcome = std::make_shared<StepOutcome>();
+  if (trainer.must_wait_for_result() || trainer.skips_next_step()) {
+    finish_step();
+    outcome->set(result_of(trainer.train_step(source)));
+    return outcome;
+  }
+  PendingStep step = trainer.launch_step(trainer.batches_from(source));
+  finish_step();
+  launched_ = Launched{std::move(step), outcome, trainer.state().consumed_train_samples};
+  if (!runs_ahead_) finish_step();
+  return outcome;
+}
+
+std::shared_ptr<StepOutcome> TrainerHandle::step() {
   return guarded([&] {
     Trainer& trainer = this->trainer();
     if (!source_ || source_position_ != trainer.state().consumed_train_samples)
       source_ = trainer.open(Split::train);
     source_position_ = -1;
-    StepResult result = trainer.train_step(*source_);
+    const std::shared_ptr<StepOutcome> outcome = launch(*source_);
     source_position_ = trainer.state().consumed_train_samples;
-    return result_of(std::move(result));
+    return outcome;
   });
 }
 
@@ -220,22 +257,23 @@ std::unique_ptr<BatchSource> TrainerHandle::source_of(Split split, const std::op
   });
 }
 
-Result TrainerHandle::step(const std::optional<Tensors>& samples) {
+std::shared_ptr<StepOutcome> TrainerHandle::step(const std::optional<Tensors>& samples) {
   return guarded([&] {
     const std::unique_ptr<BatchSource> source = source_of(Split::train, samples);
-    return result_of(trainer().train_step(*source));
+    return launch(*source);
   });
 }
 
 Result TrainerHandle::evaluate(Split split, int64_t steps) {
   return guarded([&] {
-    const std::unique_ptr<BatchSource> source = trainer().open(split);
+    const std::unique_ptr<BatchSource> source = finished_trainer().open(split);
     return result_of(trainer().eval_step(*source, steps));
   });
 }
 
 Result TrainerHandle::evaluate(const std::optional<Tensors>& samples) {
   return guarded([&] {
+    finish_step();
     const std::unique_ptr<BatchSource> source = source_of(Split::valid, samples);
     return result_of(trainer().eval_step(*source));
   });
@@ -243,6 +281,7 @@ Result TrainerHandle::evaluate(const std::optional<Tensors>& samples) {
 
 at::Tensor TrainerHandle::logits(const std::optional<Tensors>& samples) {
   return guarded([&] {
+    finish_step();
     const std::unique_ptr<BatchSource> source = source_of(Split::valid, samples);
     std::vector<at::Tensor> logits;
     const MicroBatches batches = trainer().batches_from(*source);
@@ -254,6 +293,7 @@ at::Tensor TrainerHandle::logits(const std::optional<Tensors>& samples) {
 
 ExitCode TrainerHandle::train(const StepObserver& on_step) {
   return guarded([&] {
+    finish_step();
     trainer();
     if (std::exchange(has_trained_, true))
       throw std::runtime_error("train() has ended this training: make another Trainer to go on");
@@ -275,6 +315,7 @@ std::unique_ptr<SplitReader> TrainerHandle::read(Split split) {
 
 void TrainerHandle::compute_gradients(const std::optional<Tensors>& samples) {
   guarded([&] {
+    finish_step();
     gradients_.reset();
     const std::unique_ptr<BatchSource> source = source_of(Split::train, samples);
     gradients_ = trainer().compute_gradients(trainer().batches_from(*source));
@@ -296,7 +337,7 @@ Result TrainerHandle::update() {
 
 std::vector<std::string> TrainerHandle::answers(const std::vector<std::string>& requests,
                                                 std::optional<int64_t> seed) {
-  Trainer& trainer = this->trainer();
+  Trainer& trainer = finished_trainer();
   if (!trainer.family().generates) {
     throw config_error({.what = "models of this family do not generate text",
                         .where = "generate()",

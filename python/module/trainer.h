@@ -36,6 +36,18 @@ struct Result {
   int64_t consumed_samples = 0;
 };
 
+/// A step's result, which may be known later than step() returns.
+class StepOutcome {
+ public:
+  bool is_known() const { return result_.has_value(); }
+  void set(Result result) { result_ = std::move(result); }
+  /// RuntimeError if the step failed after step() had returned.
+  const Result& result() const;
+
+ private:
+  std::optional<Result> result_;
+};
+
 /// Reads the samples that a split gives this data-parallel rank, a step at a time.
 class SplitReader {
  public:
@@ -65,10 +77,15 @@ class TrainerHandle {
   std::string save();
   /// Saves to another folder than --save.
   void save(const std::string& folder);
-  /// A step over the data of the settings.
-  Result step();
+  /// A step over the data of the settings. The outcome of the only rank of a GPU is known when the next step is
+  /// launched, or earlier, when somebody waits for it: as in the program, the host is a step ahead.
+  std::shared_ptr<StepOutcome> step();
   /// A step over the samples that the ranks that read give; the others give nothing.
-  Result step(const std::optional<Tensors>& samples);
+  std::shared_ptr<StepOutcome> step(const std::optional<Tensors>& samples);
+  /// Waits for the step that was launched last, if its outcome is not known. Fault (numerics) as train_step().
+  void finish_step();
+  /// Whether the host may be a step ahead: by default with one rank, on a GPU.
+  void run_ahead(bool on) { runs_ahead_ = on; }
   Result evaluate(Split split, int64_t steps);
   Result evaluate(const std::optional<Tensors>& samples);
   /// Logits [S, B, vocabulary] of a step's samples of this data-parallel rank; undefined off the last stage.
@@ -86,7 +103,10 @@ class TrainerHandle {
   void close();
 
   bool is_open() const { return loop_ != nullptr; }
+  /// For what does not depend on the outcome of the last step.
   Trainer& trainer();
+  /// After finish_step().
+  Trainer& finished_trainer();
   const Settings& settings() const { return settings_; }
   const Mesh& mesh() const { return *mesh_; }
   Rank& rank() { return *rank_; }
@@ -101,6 +121,7 @@ class TrainerHandle {
   auto guarded(const Work& work);
   std::unique_ptr<BatchSource> source_of(Split split, const std::optional<Tensors>& samples);
   Result result_of(StepResult step);
+  std::shared_ptr<StepOutcome> launch(BatchSource& source);
 
   Settings settings_;
   std::shared_ptr<Rank> rank_;
@@ -113,6 +134,13 @@ class TrainerHandle {
   std::unique_ptr<BatchSource> source_;  // of the settings' data
   int64_t source_position_ = -1;         // consumed samples after its last step
   std::optional<StepGradients> gradients_;
+  struct Launched {
+    PendingStep step;
+    std::shared_ptr<StepOutcome> outcome;
+    int64_t consumed_samples = 0;
+  };
+  std::optional<Launched> launched_;
+  bool runs_ahead_ = false;
   std::unique_ptr<LiveModel> live_;
   bool has_trained_ = false;
   std::shared_ptr<std::function<void()>> close_at_end_;

@@ -92,23 +92,42 @@ class StepResult:
         iteration: steps of the whole training so far.
         consumed_samples: samples of the whole training so far.
         skipped: whether the weights are unchanged (loss scale, NaN policy, iterations_to_skip).
-        seconds: that step() took.
+        seconds: that step() took; where the result is awaited, from the end of the step before it.
 
     Example:
         result = trainer.step()
         print(result.iteration, result.losses["lm loss"], result.grad_norm)
     """
 
+    # Without values of the class, so that an awaited result looks for its own.
     loss: float
     losses: dict = field(default_factory=dict)
     metrics: dict = field(default_factory=dict)
-    grad_norm: float | None = None
-    lr: float = 0.0
-    tokens: int = 0
-    iteration: int = 0
-    consumed_samples: int = 0
-    skipped: bool = False
-    seconds: float = 0.0
+    grad_norm: float | None = field(default_factory=lambda: None)
+    lr: float = field(default_factory=float)
+    tokens: int = field(default_factory=int)
+    iteration: int = field(default_factory=int)
+    consumed_samples: int = field(default_factory=int)
+    skipped: bool = field(default_factory=bool)
+    seconds: float = field(default_factory=float)
+
+    @classmethod
+    def awaited(cls, values):
+        """A result whose values() are asked for when one of its attributes is first read."""
+        result = cls.__new__(cls)
+        object.__setattr__(result, "_values", values)
+        return result
+
+    def __getattr__(self, name):
+        values = self.__dict__.get("_values")
+        if values is None or name not in self.__dataclass_fields__:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        self.__dict__.update(values())
+        del self.__dict__["_values"]
+        return self.__dict__[name]
+
+    def __getstate__(self):
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 @dataclass(frozen=True)

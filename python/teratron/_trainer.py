@@ -110,16 +110,24 @@ class Trainer(Progress):
                 shape by name: these samples; None on ranks where batches() is None.
 
         Returns:
-            A StepResult.
+            A StepResult. On one GPU the step may still run: reading the result waits for it, so a loop that reads it later,
+            or not in each step, keeps the GPU busy. An error of the device or a NaN is then raised there, or by the next call.
 
         Example:
             trainer.step(); trainer.step({"tokens": tokens, "labels": labels})
         """
         start = time.perf_counter()
         with deferred_interrupt():
-            values = self._engine.step() if not item else self._engine.step_on(samples_for_engine(*item))
-        values["seconds"] = time.perf_counter() - start
-        return StepResult(**values)
+            outcome = self._engine.step() if not item else self._engine.step_on(samples_for_engine(*item))
+        if outcome.is_known:
+            return StepResult(**{**outcome.values(), "seconds": time.perf_counter() - start})
+        return StepResult.awaited(lambda: self._values_of(outcome))
+
+    def _values_of(self, outcome):
+        with deferred_interrupt():
+            if not outcome.is_known:
+                self._engine.finish_step()
+            return outcome.values()
 
     def compute_gradients(self, item):
         """The first half of step(item): forward and backward of its samples, and the sum over the ranks. update() is the

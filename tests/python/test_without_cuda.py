@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import teratron
 import torch
+from small import PROGRAM
 
 PACKAGE = Path(teratron.__file__).parent
 TORCH = Path(torch.__file__).parent
@@ -66,5 +67,5 @@ def test_it_trains_as_beside_the_other(program):
     def losses(shown):
         assert shown.returncode == 0, shown.stderr
         return re.findall(r"lm loss: (\S+)", shown.stdout)
-    other = subprocess.run([PACKAGE / "bin/teratron", *MOCK, "--device", "cpu"], capture_output=True, text=True)
+    other = subprocess.run([PROGRAM, *MOCK, "--device", "cpu"], capture_output=True, text=True)
     assert losses(run(program, *MOCK)) == losses(other) != []
