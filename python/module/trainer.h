@@ -77,12 +77,12 @@ class TrainerHandle {
   std::string save();
   /// Saves to another folder than --save.
   void save(const std::string& folder);
-  /// A step over the data of the settings. The outcome of the only rank of a GPU is known when the next step is
-  /// launched, or earlier, when somebody waits for it: as in the program, the host is a step ahead.
+  /// A step over the data of the settings. With one rank, on a GPU, its outcome is known when the next step
+  /// is launched, or earlier, when somebody waits for it: as in the program, the host is a step ahead.
   std::shared_ptr<StepOutcome> step();
   /// A step over the samples that the ranks that read give; the others give nothing.
   std::shared_ptr<StepOutcome> step(const std::optional<Tensors>& samples);
-  /// Waits for the step that was launched last, if its outcome is not known. Fault (numerics) as train_step().
+  /// Waits for the step that was launched last, if its outcome is not known. Fault as train_step().
   void finish_step();
   /// Whether the host may be a step ahead: by default with one rank, on a GPU.
   void run_ahead(bool on) { runs_ahead_ = on; }
