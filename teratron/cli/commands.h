@@ -43,7 +43,7 @@ int finetune_command(std::span<const std::string> args, const Registry& registry
 /// default of the questions.
 int config_command(std::span<const std::string> args);
 
-/// data: inspects indexed datasets.
+/// data: inspects indexed datasets, and makes pixel values of images.
 ///
 ///   inspect PREFIX...   sizes, dtype, a histogram of the lengths, and the first document: ids, or text with
 ///                       tokenizer flags
@@ -52,6 +52,7 @@ int config_command(std::span<const std::string> args);
 ///   indices PREFIX      builds the index arrays of a GPT dataset as in training (--split, --split-part,
 ///                       --seq-length, --num-samples, --seed) and writes document_index.npy, sample_index.npy
 ///                       and shuffle_index.npy to --output-dir
+///   image FILE...       pixel values as a vision model takes them (cli/images/image_command.h)
 int data_command(std::span<const std::string> args);
 
 /// env: versions, devices and build options.

@@ -10,6 +10,7 @@
 #include "teratron/base/log.h"
 #include "teratron/base/strings.h"
 #include "teratron/cli/commands.h"
+#include "teratron/cli/images/image_command.h"
 #include "teratron/cli/tokenizer_flags.h"
 #include "teratron/data/blend.h"
 #include "teratron/data/dataset_builder.h"
@@ -375,7 +376,8 @@ int data_command(std::span<const std::string> args) {
       {"verify", "check every index entry", verify_command},
       {"sample", "print documents", sample_command},
       {"indices", "write the index arrays of a GPT dataset", indices_command},
-      {"mapping", "write the sample mapping of a BERT dataset", mapping_command}};
+      {"mapping", "write the sample mapping of a BERT dataset", mapping_command},
+      {"image", "write images as the pixel values of a vision model", image_command}};
   return run_subcommand({"teratron data", "teratron data inspect my_text_document"}, subcommands, args);
 }
 
