@@ -153,6 +153,16 @@ void check_context_parallel_model(Arguments& args, const Family& family, const M
   if (!validation.problems.empty()) throw UserError(ExitCode::config, std::move(validation.problems));
 }
 
+// Texts are filled up to a length that can be cut, of which only causal attention takes no notice.
+void check_cuts_texts(const Arguments& args, const Family& family, const ModelPlan& plan) {
+  if (args.context_parallel_size == 1 || (family.generates && !plan.source)) return;
+  throw config_error({.what = fmt::format("context_parallel_size = {}, but sequences of '{}' are cut over "
+                                          "ranks in training alone",
+                                          args.context_parallel_size, family.name),
+                      .where = "--context-parallel-size",
+                      .fix = "Leave it out"});
+}
+
 [[noreturn]] void reject_family(const Family& family, std::span<const Family> more,
                                 const std::filesystem::path& checkpoint) {
   std::vector<std::string_view> others;
@@ -337,6 +347,7 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
   read_family_settings(family, loaded.checkpoint.config, loaded.checkpoint.path.string());
   check_context_parallel_model(loaded.args, family, mesh);
   const ModelPlan plan = family.plan(loaded.args, saved.vocabulary);
+  check_cuts_texts(loaded.args, family, plan);
   const InferenceRanks ranks = inference_ranks(loaded.args, plan, mesh);
   loaded.model = language_model(plan, *loaded.parameters, ranks);
   loaded.model.context_parallel = mesh.group(Axis::cp);

@@ -54,6 +54,7 @@ HfTensor weight_of(const HfTensorRow& row, const json& settings) {
   const char* const groups = grouped ? "num_query_groups" : "num_attention_heads";
   if (row.rule == HfRule::keys)
     tensor.shape[0] = shape[0] = hf_size(settings, fmt::format("{}*kv_channels", groups));
+  if (row.rule == HfRule::key_heads) tensor.shape[0] = shape[0] = hf_size(settings, groups);
   tensor.copies.assign(row.options.copies.begin(), row.options.copies.end());
   tensor.parts.assign(row.sources.size(), shape[0]);
   if (row.rule == HfRule::kv_grouped) tensor.groups = hf_size(settings, "num_attention_heads");
@@ -82,6 +83,7 @@ HfTensor weight_of(const HfTensorRow& row, const json& settings) {
                         (row.rule == HfRule::alternating && shape.size() == 2);
     if (source.transposed) std::swap(source.shape[0], source.shape[1]);
   }
+  if (row.options.one_row) tensor.sources[0].shape.insert(tensor.sources[0].shape.begin(), 1);
   if (row.rule == HfRule::stacked) {
     tensor.stacked = true;
     tensor.sources[0].shape.insert(tensor.sources[0].shape.begin(), hf_size(settings, "num_experts"));

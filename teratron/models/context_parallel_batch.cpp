@@ -17,22 +17,33 @@ std::vector<int32_t> document_bounds(const at::Tensor& cu_seqlens) {
   return bounds;
 }
 
+// The cut of the sequences of an index column.
+ContextParallel cut_of(const at::Tensor& index_SB, const at::Tensor& cu_seqlens, const Group& group) {
+  const int64_t length = index_SB.size(0), samples = index_SB.size(1);
+  const at::Device device = index_SB.device();
+  return {group, cu_seqlens.defined()
+                     ? make_context_cut(document_bounds(cu_seqlens), samples, length, group, device)
+                     : make_context_cut(samples, length, group, device)};
+}
+
 }  // namespace
 
 MicroBatch cut_over_context(const MicroBatch& whole, const Group& group) {
   if (group.size == 1) return whole;
-  const at::Tensor& index_SB = whole["sequence_index"];
-  const int64_t length = index_SB.size(0), samples = index_SB.size(1);
-  const at::Tensor& cu_seqlens = whole["cu_seqlens"];
   MicroBatch own = whole;
-  own.context_parallel = {
-      group, cu_seqlens.defined()
-                 ? make_context_cut(document_bounds(cu_seqlens), samples, length, group, index_SB.device())
-                 : make_context_cut(samples, length, group, index_SB.device())};
-  for (const auto& [name, tensor] : whole.tensors) {
-    if (tensor.dim() >= 2 && tensor.size(0) == length && tensor.size(1) == samples)
-      own.tensors.set(name, cut_tokens(tensor, own.context_parallel));
-  }
+  const auto cut = [&](const char* index, const at::Tensor& cu_seqlens) {
+    const at::Tensor& index_SB = whole[index];
+    const ContextParallel context = cut_of(index_SB, cu_seqlens, group);
+    for (const auto& [name, tensor] : whole.tensors) {
+      if (tensor.defined() && tensor.dim() >= 2 && tensor.size(0) == index_SB.size(0) &&
+          tensor.size(1) == index_SB.size(1))
+        own.tensors.set(name, cut_tokens(tensor, context));
+    }
+    return context;
+  };
+  if (whole["encoder_index"].defined()) own.source_parallel = cut("encoder_index", {});
+  own.context_parallel = whole["decoder_index"].defined() ? cut("decoder_index", {})
+                                                          : cut("sequence_index", whole["cu_seqlens"]);
   return own;
 }
 

@@ -6,8 +6,9 @@
 
 namespace teratron {
 
-/// The tokens of this rank in every tensor [S, B, ...] of the batch, which has tokens and sequence_index.
-/// Documents are cut one by one where cu_seqlens has them. Requires S % (2 * group.size) = 0.
+/// The tokens of this rank in every tensor [S, B, ...] of the batch, which has sequence_index; or of one with
+/// a source, which has encoder_index and decoder_index. Documents are cut one by one where cu_seqlens has
+/// them. Requires S % (2 * group.size) = 0.
 MicroBatch cut_over_context(const MicroBatch& whole, const Group& group);
 
 }  // namespace teratron

@@ -68,6 +68,7 @@ enum class HfRule : uint8_t {
   transpose,    // Conv1D, [in, out] there
   concat,       // the rows of all sources, one after another
   keys,         // as many rows as the keys of all heads; `shape` has those of the queries
+  key_heads,    // as many rows as heads of keys; `shape` has those of the queries
   qkv_grouped,  // sources Q, K and V, or one of all; ours: for each query group its Q heads, K and V
   kv_grouped,   // sources K and V, of as many heads as queries; ours: for each head its K and V
   qkv_fused,    // one source [in, Q|K|V] (Conv1D); ours as qkv_grouped
@@ -89,6 +90,7 @@ struct HfTensorOptions {
   std::vector<std::string_view> rows = {};    // of each source of a concatenation; empty: all are alike
   bool any_cut = false;                       // files may cut the concatenated rows elsewhere
   bool f32 = false;                           // in every export
+  bool one_row = false;                       // the source is [1, ...]
   /// Files repeat the tensor of this whole name of ours here: compared where it is, and always written.
   bool repeats = false;
 };

@@ -52,6 +52,7 @@ struct MicroBatch {
   at::Tensor sample_ids_B = {};
   bool training = true;                   // dropout is active
   ContextParallel context_parallel = {};  // sequence columns hold this rank's tokens of their samples
+  ContextParallel source_parallel = {};   // of the columns of a source, which an encoder reads
   int64_t padded_length = 0;              // of packed rows: S of the rows with padding
   std::shared_ptr<const GenerationBatch> generation = nullptr;  // its rows; null: no text is generated
   AuxiliaryLosses auxiliary = {};                               // set by the engine

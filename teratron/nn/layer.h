@@ -22,6 +22,7 @@ struct Memory {
   at::Tensor hidden_SBH;  // output of the encoder, S local under sequence parallelism; undefined: none
   Segments segments;      // of the decoder's queries and the encoder's keys
   std::optional<DropoutArgs> dropout = {};  // where adapters drop its elements; nullopt: they do not
+  ContextParallel context_parallel = {};    // of its tokens, of which this rank has some; segments are of all
 };
 
 /// What layers with auxiliary losses need of a training step (nn/moe).

@@ -61,15 +61,32 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
 
 }  // namespace
 
-Norm::Norm(const Scope& scope, int64_t width, const NormOptions& options, const TensorParallel& parallel)
+// The factors of a norm without weights; no set has them.
+static std::unique_ptr<Parameter> constant_weight(const Scope& scope, int64_t width,
+                                                  const NormOptions& options) {
+  auto weight = std::make_unique<Parameter>();
+  weight->name = scope.prefix() + ".weight";
+  weight->tensor = at::full({width}, options.zero_centered ? 0.0 : 1.0, scope.options().tensors());
+  freeze(*weight);
+  return weight;
+}
+
+Norm::Norm(const Scope& scope, int64_t width, const NormOptions& options, const TensorParallel& parallel,
+           NormWeights weights)
     : options_(options) {
+  if (weights == NormWeights::none) {
+    constant_ = constant_weight(scope, width, options);
+    weight_ = constant_.get();
+    return;
+  }
   const ParameterOptions common{.shard = Shard::replicated({width}),
                                 .param_group = ParamGroup::no_weight_decay,
                                 .grad_sum = parallel.grad_sum()};
   ParameterOptions weight = common;
   weight.init = options.zero_centered ? Init::zeros() : Init::ones();
   weight_ = &scope.parameter("weight", weight);
-  if (options.kind == NormKind::layer) bias_ = &scope.parameter("bias", common);
+  if (options.kind == NormKind::layer && weights == NormWeights::all)
+    bias_ = &scope.parameter("bias", common);
 }
 
 at::Tensor Norm::forward(const at::Tensor& x) {

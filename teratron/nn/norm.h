@@ -1,14 +1,24 @@
 // LayerNorm (Ba et al. 2016) and RMSNorm (Zhang & Sennrich 2019) over the last dimension.
 #pragma once
 
+#include <memory>
+
 #include "teratron/kernels/norm/norm.h"
 #include "teratron/nn/linear.h"
 
 namespace teratron {
 
+/// The parameters of a norm.
+enum class NormWeights : uint8_t {
+  all,      // a weight, and the bias of a LayerNorm
+  no_bias,  // a weight
+  none
+};
+
 class Norm {
  public:
-  Norm(const Scope& scope, int64_t width, const NormOptions& options, const TensorParallel& parallel);
+  Norm(const Scope& scope, int64_t width, const NormOptions& options, const TensorParallel& parallel,
+       NormWeights weights = NormWeights::all);
   /// x [..., width] -> the same shape in the weights' dtype; x may be wider. Statistics in fp32.
   at::Tensor forward(const at::Tensor& x);
 
@@ -26,6 +36,7 @@ class Norm {
 
  private:
   NormOptions options_;
+  std::unique_ptr<Parameter> constant_;  // in place of a weight
   Parameter* weight_;
   Parameter* bias_ = nullptr;  // LayerNorm only
 };

@@ -114,6 +114,7 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (TestVariant& variant : all_variants(sizes)) {
     variant.config.layers = 4;
+    if (!variant.config.no_rope.empty()) variant.config.no_rope.resize(4, 0);
     // A window's mask is small for windows of real models only.
     if (!variant.config.windows.empty()) continue;
     all.push_back({variant.name, variant.config});

@@ -104,6 +104,26 @@ static void add_decoder_variants(std::vector<TestVariant>& all, const GPTConfig&
                        .magnitude = 1.2};
 }
 
+// Options of Command R, nanochat and Llama 4.
+static void add_later_variants(std::vector<TestVariant>& all, const GPTConfig& llama) {
+  const auto add = [&](const char* name) -> GPTConfig& {
+    return all.emplace_back(TestVariant{name, llama}).config;
+  };
+  GPTConfig& cohere =
+      add("one norm of two branches, norms without biases, qk norm with weights of each head");
+  cohere.norm.kind = NormKind::layer;
+  cohere.norm_weights = NormWeights::no_bias;
+  cohere.parallel_residual = cohere.one_parallel_norm = cohere.qk_norm = cohere.qk_norm_own_weights = true;
+  GPTConfig& nanochat = add("norms without weights, reversed rotation");
+  nanochat.norm_weights = NormWeights::none;
+  nanochat.embedding_norm = nanochat.qk_l2_norm = nanochat.rope.reversed = true;
+  GPTConfig& llama4 = add("chunks, temperatures in a layer without rotation");
+  llama4.chunk = 3;
+  llama4.no_rope = {0, 1};
+  llama4.temperature = {.scale = 0.5, .step = 2};
+  llama4.qk_l2_norm = true;
+}
+
 std::vector<TestVariant> option_variants(const TestSizes& sizes) {
   std::vector<TestVariant> all;
   const auto add = [&all](const char* name, GPTConfig config) -> GPTConfig& {
@@ -142,6 +162,7 @@ std::vector<TestVariant> option_variants(const TestSizes& sizes) {
   gemma.activation = Activation::geglu;
   gemma.norm.zero_centered = gemma.tied_embeddings = true;
   add_decoder_variants(all, llama, gemma);
+  add_later_variants(all, llama);
   add("query-key scaling", gpt2).query_key_layer_scaling = true;
   add("window", llama).windows = {3, 3};
   add("a window in one layer", gpt2).windows = {0, 2};
@@ -209,6 +230,9 @@ GPTConfig random_config(std::mt19937& random, const TestSizes& sizes) {
   config.xavier_init = coin();
   config.hidden_dropout = coin() ? 0.0 : 0.2;
   config.attention_dropout = coin() ? 0.0 : 0.1;
+  config.one_parallel_norm = config.parallel_residual && coin();
+  config.qk_norm_own_weights = config.qk_norm && !config.qk_norm_all_heads && coin();
+  config.norm_weights = static_cast<NormWeights>(random() % 3);
   return config;
 }
 

@@ -165,5 +165,40 @@ def test_bad_combinations():
     refused(*cp, "2", "--cp-comm-type", "p2p", "a2a", says=["--cp-comm-type", "2 types", "4 layers"])
     refused(*cp, "2", "--cp-comm-type", "ring", says=["--cp-comm-type", "'ring'", "p2p"])
     refused(*cp, "3", "--seq-length", "66", says=["there are 8", "context 3"])
-    message(teratron("plan", "bert", *RUN, "--mock-data", "--train-iters", "1", "--world-size", "8", *cp, "2", code=2),
-            "--context-parallel-size", "not causal")
+    def refused_t5(*flags, says):
+        message(teratron("plan", "t5", *T5, "--train-iters", "1", "--world-size", "8", *flags, code=2), *says)
+    refused_t5(*cp, "2", "--decoder-seq-length", "18", says=["--decoder-seq-length", "18 is not divisible by 2 * context_parallel_size = 4"])
+    refused_t5(*cp, "2", "--cp-comm-type", "p2p", "a2a", says=["--cp-comm-type", "encoder and decoder communicate in one way"])
+    refused_t5(*cp, "4", "--cp-comm-type", "a2a", "--tensor-model-parallel-size", "2", says=["num_attention_heads = 4", "unlike p2p and all_gather"])
+    refused_t5(*cp, "2", "--tensor-model-parallel-size", "4", "--sequence-parallel", "--decoder-seq-length", "20",
+               says=["--decoder-seq-length", "10 is not divisible by tensor_model_parallel_size = 4"])
+
+
+ENCODERS = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "32", "--max-position-embeddings", "32",
+            "--micro-batch-size", "2", "--global-batch-size", "4", "--lr", "1e-3", "--lr-decay-style", "constant", "--device", "cpu",
+            "--num-threads", "1", "--log-interval", "1", "--init-method-std", "0.1", "--mock-data", "--eval-iters", "2", "--vocab-size", "60"]
+T5 = [*ENCODERS, "--decoder-seq-length", "16"]
+ENCODER_LAYOUTS = {
+    "p2p": (2, ["--context-parallel-size", "2", "--attention-dropout", "0"]),
+    "tp-sp": (4, ["--context-parallel-size", "2", "--tensor-model-parallel-size", "2", "--sequence-parallel"]),
+    "a2a-dp": (4, ["--context-parallel-size", "2", "--cp-comm-type", "a2a", "--use-distributed-optimizer", "--attention-dropout", "0"]),
+    "pp": (4, ["--context-parallel-size", "2", "--pipeline-model-parallel-size", "2", "--recompute-granularity", "full"])}
+
+
+@pytest.mark.parametrize("family", ["bert", "t5"])
+@pytest.mark.parametrize("layout", ENCODER_LAYOUTS)
+def test_encoders_learn_as_one_rank_does(tmp_path, family, layout):
+    """BERT, and T5 with learned and relative positions: losses of training and evaluation, and a checkpoint that one rank continues."""
+    ranks, flags = ENCODER_LAYOUTS[layout]
+    relative = ["--position-embedding-type", "relative"] if family == "t5" and layout in ("p2p", "tp-sp") else []
+    command = ["pretrain", family, *(T5 if family == "t5" else ENCODERS), *relative, "--train-iters", "6"]
+    one = teratron(*command, *[flag for flag in flags[2:] if "dropout" in flag or flag == "0"]).stdout
+    if family == "t5" and "pp" in layout:
+        flags = [*flags, "--pipeline-model-parallel-split-rank", "1"]
+    start = ["launch", "--nproc-per-node", ranks, "--backend", "threads", "--log-dir", tmp_path / "logs", "--"]
+    many = teratron(*start, *command, *flags, "--save", tmp_path / "run").stdout
+    assert losses(many) == pytest.approx(losses(one), rel=2e-5) and len(losses(one)) >= 6
+    assert evaluations(many) == pytest.approx(evaluations(one), rel=2e-5)
+    more = teratron(*command[:-1], "8", "--load", tmp_path / "run", "--override-opt-param-scheduler",
+                    *[flag for flag in flags[2:] if "dropout" in flag or flag == "0"]).stdout
+    assert len(losses(more)) >= 2

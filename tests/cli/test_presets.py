@@ -26,6 +26,11 @@ PUBLISHED = {
     "olmoe-1b-7b": (50304, 6919161856),
     # Without the biases of their routers, which training does not count among the parameters.
     "deepseek-v2-lite": (102400, 15706484224), "moonlight-16b-a3b": (163840, 15960108544), "deepseek-v3": (129280, 671026404352),
+    "glm-4.5-air": (151552, 106852245504), "glm-4.5": (151552, 352797814784), "minimax-m2": (200064, 228689748992),
+    "ernie-4.5-21b-a3b": (103424, 21825436160), "ernie-4.5-300b-a47b": (103424, 299484160000), "command-r": (256000, 34980831232),
+    "command-r-plus": (256000, 103810674688), "command-r7b": (256000, 8028033024), "command-a": (256000, 111057580032),
+    "nanochat-d20": (65536, 560988160), "nanochat-d32": (65536, 1879048192), "llama4-scout": (202048, 107769861120),
+    "llama4-maverick": (202048, 400711848960),
 }
 
 

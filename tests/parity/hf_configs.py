@@ -32,6 +32,10 @@ LATENT = dict(vocab_size=101, hidden_size=48, intermediate_size=80, moe_intermed
               num_key_value_heads=6, n_routed_experts=8, num_experts_per_tok=3, kv_lora_rank=14, qk_nope_head_dim=10, qk_rope_head_dim=6,
               v_head_dim=8, max_position_embeddings=64, rms_norm_eps=1e-2, pad_token_id=None, eos_token_id=None)
 LATENT_YARN = {**YARN, "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 1.1, "beta_fast": 3.0, "beta_slow": 0.5}
+GLM_EXPERTS = dict(moe_intermediate_size=20, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=2, first_k_dense_replace=1,
+                   pad_token_id=None, eos_token_id=None)
+LLAMA4 = dict(head_dim=16, intermediate_size_mlp=56, num_local_experts=4, attention_chunk_size=7, floor_scale=5, attn_scale=0.4,
+              bos_token_id=None, eos_token_id=None)
 CONFIGS = {
     "gpt2": lambda: transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, vocab_size=101, n_positions=64),
     "gpt2-untied": lambda: transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, n_inner=100, vocab_size=101,
@@ -148,6 +152,36 @@ CONFIGS = {
         first_k_dense_replace=1),
     "glm4_moe_lite": lambda: transformers.Glm4MoeLiteConfig(
         **LATENT, q_lora_rank=18, n_shared_experts=1, mlp_layer_types=["sparse", "dense", "sparse"]),
+    "glm4_moe": lambda: transformers.Glm4MoeConfig(
+        **{**LLAMA, "num_hidden_layers": 3}, **GLM_EXPERTS, head_dim=16, attention_bias=True, use_qk_norm=True, n_group=4, topk_group=2,
+        routed_scaling_factor=1.7, num_mtp_layers=0),
+    "glm4_moe-plain": lambda: transformers.Glm4MoeConfig(
+        **{**LLAMA, "num_hidden_layers": 2}, **{**GLM_EXPERTS, "num_experts_per_tok": 1}, num_mtp_layers=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.25}),
+    "minimax_m2": lambda: transformers.MiniMaxM2Config(
+        **LLAMA, head_dim=16, num_local_experts=8, num_experts_per_tok=3, rotary_dim=8, pad_token_id=None, bos_token_id=None, eos_token_id=None),
+    "minimax_m2-one": lambda: transformers.MiniMaxM2Config(
+        **LLAMA, head_dim=16, num_local_experts=4, num_experts_per_tok=1, bos_token_id=None, eos_token_id=None),
+    "ernie4_5_moe": lambda: transformers.Ernie4_5_MoeConfig(
+        **{**LLAMA, "num_hidden_layers": 4, "tie_word_embeddings": True}, moe_intermediate_size=24, moe_k=3, moe_num_experts=8,
+        moe_num_shared_experts=2, moe_layer_start_index=1, moe_layer_end_index=-1, moe_layer_interval=2, moe_norm_min=0.3, pad_token_id=None),
+    "ernie4_5_moe-alone": lambda: transformers.Ernie4_5_MoeConfig(
+        **{**LLAMA, "num_hidden_layers": 3}, moe_intermediate_size=24, moe_k=2, moe_num_experts=4, moe_num_shared_experts=0,
+        moe_layer_start_index=1, moe_layer_end_index=1, pad_token_id=None),
+    "cohere": lambda: transformers.CohereConfig(**{**LLAMA, "tie_word_embeddings": True}, logit_scale=0.3, layer_norm_eps=1e-3, pad_token_id=None,
+                                                bos_token_id=None, eos_token_id=None),
+    "cohere-qk-norm": lambda: transformers.CohereConfig(**{**LLAMA, "tie_word_embeddings": False}, use_qk_norm=True, attention_bias=True,
+                                                        pad_token_id=None, bos_token_id=None, eos_token_id=None),
+    "cohere2": lambda: transformers.Cohere2Config(**{**LLAMA, "tie_word_embeddings": True, "num_hidden_layers": 5}, sliding_window=5,
+                                                  logit_scale=0.4, pad_token_id=None, bos_token_id=None, eos_token_id=None),
+    "nanochat": lambda: transformers.NanoChatConfig(**LLAMA, final_logit_softcapping=1.5, rms_norm_eps=1e-3, pad_token_id=None,
+                                                    bos_token_id=None, eos_token_id=None),
+    "llama4_text": lambda: transformers.Llama4TextConfig(
+        **{**LLAMA, "num_hidden_layers": 4}, **LLAMA4, num_experts_per_tok=1, interleave_moe_layer_step=2, no_rope_layer_interval=3),
+    "llama4_text-two": lambda: transformers.Llama4TextConfig(
+        **{**LLAMA, "num_hidden_layers": 3}, **LLAMA4, num_experts_per_tok=2, use_qk_norm=False, attention_bias=True,
+        no_rope_layers=[1, 0, 1], rope_parameters={"rope_type": "llama3", "rope_theta": 1000.0, "factor": 4.0, "low_freq_factor": 1.0,
+                                                   "high_freq_factor": 1.0, "original_max_position_embeddings": 16}),
     "gpt2-erf": lambda: transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, vocab_size=101, n_positions=64,
                                                 activation_function="gelu"),
 }

@@ -105,7 +105,9 @@ def named_as_ours(model, folder):
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma", "olmo2", "bloom", "gpt_neox", "opt", "mixtral", "qwen2_moe",
                                   "qwen3_moe", "mamba2", "mamba2-limits", "nemotron_h", "bamba", "qwen3_next", "qwen3_5_text", "falcon_h1",
                                   "falcon_h1-norm", "falcon_h1-after", "granitemoehybrid", "granitemoehybrid-dense", "olmo_hybrid",
-                                  "olmo_hybrid-rope", "deepseek_v3", "deepseek_v3-yarn", "deepseek_v2-groups"])
+                                  "olmo_hybrid-rope", "deepseek_v3", "deepseek_v3-yarn", "deepseek_v2-groups", "phi3", "glm4_moe",
+                                  "glm4_moe-plain", "minimax_m2", "minimax_m2-one", "ernie4_5_moe", "cohere", "cohere-qk-norm", "cohere2",
+                                  "nanochat", "llama4_text", "llama4_text-two"])
 def test_gradients(name, tmp_path):
     """Gradients are converted as weights are, then compared by our names."""
     model = random_model(name)

@@ -89,6 +89,52 @@ def test_text_model_of_gemma3(tmp_path):
     check_logits(model, tmp_path)
 
 
+def test_text_model_of_llama4(tmp_path):
+    model = random_model("llama4_text")
+    vision = transformers.models.llama4.Llama4VisionConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+                                                           image_size=28, patch_size=14, vision_output_dim=16, projector_input_dim=16,
+                                                           projector_output_dim=16)
+    whole = transformers.Llama4ForConditionalGeneration(transformers.Llama4Config(text_config=model.config, vision_config=vision))
+    whole.language_model.load_state_dict(model.state_dict())
+    whole.save_pretrained(tmp_path / "in")
+    convert(tmp_path / "in", tmp_path)
+    check_logits(model, tmp_path)
+
+
+def test_keys_of_published_files(tmp_path):
+    """Names that transformers does not write, and forms of before its release 5."""
+    published = {"minimax_m2": {"rotary_dim": 8, "use_qk_norm": True, "qk_norm_type": "per_layer", "scoring_func": "sigmoid",
+                                "use_routing_bias": True, "attn_type_list": [1, 1], "rope_theta": 5000000, "use_mtp": True,
+                                "num_mtp_modules": 3, "mtp_transformer_layers": 1},
+                 "cohere2": {"sliding_window_pattern": 4, "rope_theta": 10000, "use_embedding_sharing": True, "use_parallel_block": True,
+                             "position_embedding_type": "rope_gptj", "rotary_pct": 1.0, "order_of_interleaved_layers": "local_attn_first"},
+                 "ernie4_5_moe": {"moe_layer_end_index": -1, "moe_gate": "topk", "moe_use_aux_free": True, "rope_theta": 500000},
+                 "glm4_moe": {"rope_theta": 10000, "partial_rotary_factor": 0.5}}
+    for name, keys in published.items():
+        (tmp_path / name).mkdir()
+        model = random_model(name)
+        model.save_pretrained(tmp_path / name / "in")
+
+        def change(config, keys=keys):
+            for key in ("rope_parameters", "layer_types", "head_dim" if config["model_type"] == "cohere2" else ""):
+                config.pop(key, None)
+            config.update(keys)
+        edit(tmp_path / name / "in", change)
+        convert(tmp_path / name / "in", tmp_path / name)
+        check_logits(model, tmp_path / name)
+
+
+@pytest.mark.parametrize("name, change, what", [
+    ("minimax_m2", {"attn_type_list": [1, 0]}, "attn_type_list"), ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func"),
+    ("ernie4_5_moe", {"use_bias": True}, "use_bias"), ("cohere2", {"layer_types": ["full_attention"] * 4}, "layer_types"),
+    ("llama4_text", {"layer_types": ["full_attention"] * 4}, "layer_types"), ("cohere", {"use_parallel_block": False}, "use_parallel_block"),
+    ("glm4_moe", {"topk_method": "greedy"}, "topk_method")])
+def test_what_a_family_does_not_have(name, change, what, tmp_path):
+    random_model(name).save_pretrained(tmp_path / "in")
+    edit(tmp_path / "in", lambda config: config.update(change))
+    assert what in run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "no", code=4)
+
+
 def test_long_texts(tmp_path):
     config = CONFIGS["phi3"]()
     config.rope_parameters["original_max_position_embeddings"] = config.original_max_position_embeddings = 16
@@ -99,7 +145,7 @@ def test_long_texts(tmp_path):
     check_logits(model, tmp_path)  # of texts on both sides of the limit
 
 
-@pytest.mark.parametrize("model_type", ["gemma3n", "gemma4", "deepseek_v32", "llama4_text"])
+@pytest.mark.parametrize("model_type", ["gemma3n", "gemma4", "deepseek_v32"])
 def test_refused_families(tmp_path, model_type):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     assert "is not supported: " in run("ckpt", "convert", "--from-hf", tmp_path, "--save", tmp_path / "no", code=4)
@@ -126,6 +172,7 @@ LAYERS = 3
 def with_mtp(folder):
     """Adds a layer after the last, as published files have it."""
     state = load_file(folder / "model.safetensors")
+    assert f"model.layers.{LAYERS}.input_layernorm.weight" not in state
     last = f"model.layers.{LAYERS - 1}."
     torch.manual_seed(4)
     more = {name.replace(last, f"model.layers.{LAYERS}."): torch.randn_like(value) * 0.1
@@ -139,8 +186,9 @@ def with_mtp(folder):
     return state | more
 
 
-def test_layers_that_predict_further_tokens_are_kept(tmp_path):
-    model = random_model("deepseek_v3")
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
+def test_layers_that_predict_further_tokens_are_kept(name, tmp_path):
+    model = random_model(name)
     model.save_pretrained(tmp_path / "in")
     state = with_mtp(tmp_path / "in")
     run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
@@ -224,3 +272,14 @@ def test_what_latents_exclude(flags, what):
     said = run("pretrain", "gpt", "--mock-data", "--train-iters", 1, "--lr", "1e-3", "--micro-batch-size", 1, "--device", "cpu",
                *args, *flags, code=2)
     assert what in said, said
+
+
+@pytest.mark.parametrize("kind", ["learnable", "off-by-one"])
+@pytest.mark.parametrize("flags, what", [
+    (["--position-embedding-type", "alibi", "--attention-dropout", 0], "Sinks are not among scores with biases"),
+    (["--position-embedding-type", "rope", "--attention-dropout", 0.1], "Sinks are not among scores with dropout"),
+    (["--position-embedding-type", "rope", "--attention-dropout", 0, "--attn-logit-softcapping", 5], "Sinks are not among capped scores")])
+def test_what_sinks_exclude(kind, flags, what):
+    said = run("plan", "gpt", "--world-size", 1, "--num-layers", 2, "--hidden-size", 32, "--num-attention-heads", 4, "--seq-length", 16,
+               "--mock-data", "--train-iters", 1, "--lr", "1e-3", "--micro-batch-size", 1, "--softmax-type", kind, *flags, code=2)
+    assert what in said and "--softmax-type" in said, said

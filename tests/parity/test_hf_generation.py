@@ -11,6 +11,7 @@ from test_hf_conversion import random_model, run, torch
 
 NAMES = ["gpt2", "llama2", "llama-gqa", "llama3-rope", "yarn", "mistral", "mistral-window", "qwen2", "qwen2.5-window", "qwen3", "mamba2",
          "nemotron_h-moe", "qwen3_next", "qwen3_5_text", "deepseek_v3", "deepseek_v2"]
+GREEDY = ["phi3", "starcoder2", "glm4_moe", "minimax_m2", "ernie4_5_moe", "cohere-qk-norm", "cohere2", "nanochat", "llama4_text"]
 PROMPTS = [[5, 17, 3], [60], [9, 8, 7, 6, 5, 4, 3, 2, 1, 90, 33, 41], [100, 2, 50, 50, 50, 7, 7]]
 NEW = 30
 T5_NAMES = ["v1.0", "v1.0-wide", "v1.1", "v1.1-wide", "mt5", "mt5-wide"]
@@ -131,7 +132,7 @@ def test_t5_beams_and_their_scores(t5, tmp_path, width, penalty, end):
 
 
 @pytest.mark.parametrize("name", ["mamba2-limits", "nemotron_h-moe", "bamba", "falcon_h1", "falcon_h1-norm", "falcon_h1-after",
-                                  "granitemoehybrid", "granitemoehybrid-dense", "olmo_hybrid", "olmo_hybrid-rope"])
+                                  "granitemoehybrid", "granitemoehybrid-dense", "olmo_hybrid", "olmo_hybrid-rope", *GREEDY])
 def test_texts_of_whole_forwards(name, tmp_path):
     """Those of whole forwards: in cached steps of one token transformers forgets limits of time steps."""
     model = random_model(name)

@@ -1,8 +1,9 @@
 """Training and inference straight from Hugging Face folders (--hf), and back into one (--hf-out), against `transformers`.
 
-TERATRON_BINARY names the program.
+TERATRON_BINARY names the program; TERATRON_LONG_TESTS adds layouts and families to the gradients of decoders.
 """
 import json
+import os
 import re
 import signal
 import subprocess
@@ -187,3 +188,55 @@ def test_a_signal(saves, qwen, tmp_path):
     assert expected in said
     if not saves:
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+
+
+# Gradients of decoders in several layouts: the change by a step of SGD, over its rate.
+RATE, LENGTH, VOCABULARY = 256, 24, 101
+SGD = ["--tokenizer-type", "NullTokenizer", "--vocab-size", VOCABULARY - 1, "--split", "100,0,0", "--seq-length", LENGTH,
+        "--micro-batch-size", 1, "--global-batch-size", 1, "--train-iters", 1, "--eval-iters", 0, "--optimizer", "sgd", "--sgd-momentum", 0,
+        "--lr", RATE, "--min-lr", RATE, "--weight-decay", 0, "--clip-grad", 0, "--moe-router-bias-update-rate", 0, "--device", "cpu",
+        "--log-interval", 1, "--hidden-dropout", 0, "--attention-dropout", 0]
+TP, SP = ["--tp", 2], ["--tp", 2, "--sequence-parallel"]
+RANKS = {"one": [], "tp": TP, "sp": SP, "cp": ["--context-parallel-size", 2],
+           "ep": ["--ep", 2, "--tp", 2, "--sequence-parallel", "--expert-tensor-parallel-size", 1]}
+EXPERTS = {"glm4_moe", "minimax_m2", "ernie4_5_moe", "llama4_text", "granitemoe"}
+DECODERS = ["glm4_moe", "minimax_m2", "ernie4_5_moe", "cohere-qk-norm", "cohere2", "nanochat", "llama4_text"]
+MORE = ["glm4_moe-plain", "minimax_m2-one", "cohere", "llama4_text-two", "granitemoe", "phi3", "starcoder2", "glm4", "smollm3", "seed_oss"]
+CASES = [(name, "ep" if name in EXPERTS else "sp") for name in DECODERS] + [("llama4_text", "cp"), ("cohere2", "cp"), ("granitemoe", "ep")]
+if os.environ.get("TERATRON_LONG_TESTS"):
+    CASES = [(name, layout) for name in DECODERS + MORE for layout in RANKS if layout != "ep" or name in EXPERTS]
+
+
+def one_document(folder):
+    torch.manual_seed(5)
+    tokens = torch.randint(5, VOCABULARY - 1, (LENGTH + 1,))
+    (folder / "text.jsonl").write_text(json.dumps({"text": " ".join(map(str, tokens.tolist()))}) + "\n")
+    run("preprocess", "--input", folder / "text.jsonl", "--output-prefix", folder / "data", "--tokenizer-type", "NullTokenizer",
+        "--vocab-size", VOCABULARY - 1)
+    return tokens, folder / "data_text_document"
+
+
+@pytest.mark.parametrize("name, layout", CASES)
+def test_gradients_of_a_step(name, layout, tmp_path):
+    model = random_model(name)
+    model.save_pretrained(tmp_path / "in")
+    tokens, path = one_document(tmp_path)
+    start = [] if layout == "one" else ["launch", "--backend", "threads", "--nproc-per-node", 2, "--"]
+    said = run(*start, "pretrain", "gpt", "--hf", tmp_path / "in", "--data-path", path, *SGD, *RANKS[layout], "--hf-out", tmp_path / "out")
+    loss = torch.nn.functional.cross_entropy(model(tokens[None, :-1]).logits[0], tokens[1:])
+    loss.backward()
+    assert abs(float(re.search(r"lm loss: (\S+)", said)[1]) - loss.item()) <= 2e-5 * loss.item()
+    norm = sum(p.grad.double().square().sum() for p in model.parameters() if p.grad is not None).sqrt().item()
+    assert abs(float(re.search(r"grad norm: (\S+)", said)[1]) - norm) <= 2e-3 * norm
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+    model.save_pretrained(tmp_path / "gradients")
+    before, after, expected = (load_file(tmp_path / folder / "model.safetensors") for folder in ("in", "out", "gradients"))
+    assert sorted(before) == sorted(after) == sorted(expected)
+    largest = max(value.norm() for value in expected.values())
+    for key, value in expected.items():
+        if key.endswith("e_score_correction_bias"):
+            continue
+        actual = (before[key] - after[key]) / RATE
+        assert (actual - value).norm() <= 1e-3 * max(value.norm(), 1e-3 * largest), key

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LATENT = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 TARGETS = {"llama-gqa": [ALL, ["q_proj", "v_proj"]], "gpt2": [["c_attn", "c_fc"]]}
 
 
@@ -40,7 +41,7 @@ def folder_with_adapter(folder, name, targets):
 
 
 def reference(folder, chats):
-    base = transformers.AutoModelForCausalLM.from_pretrained(folder / "in", dtype=torch.float64)
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder / "in", dtype=torch.float64, experts_implementation="eager")
     model = peft.PeftModel.from_pretrained(base, folder / "adapter", is_trainable=True).double()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "in")
     loss, count = 0, 0
@@ -57,7 +58,9 @@ LAYOUTS = [[], ["--tp", 2], ["--tp", 2, "--sequence-parallel"], ["--pp", 2], ["-
 
 @pytest.mark.parametrize("name, targets, layout", [
     *[("llama-gqa", ALL, layout) for layout in LAYOUTS], ("llama-gqa", ["q_proj", "v_proj"], []), ("gpt2", ["c_attn", "c_fc", "c_proj"], []),
-    ("gpt2", ["c_attn", "c_fc", "c_proj"], ["--tp", 2, "--sequence-parallel"])])
+    ("gpt2", ["c_attn", "c_fc", "c_proj"], ["--tp", 2, "--sequence-parallel"]),
+    *[("deepseek_v3", LATENT, layout) for layout in ([], ["--tp", 2], ["--tp", 2, "--sequence-parallel"], ["--cp", 2])],
+    ("deepseek_v2", ["q_proj", "kv_b_proj", "o_proj"], ["--tp", 2]), ("cohere-qk-norm", ALL, ["--tp", 2, "--sequence-parallel"])])
 def test_a_step_is_pefts(name, targets, layout, tmp_path):
     folder = folder_with_adapter(tmp_path, name, targets)
     chats = list(conversations(6))
@@ -187,7 +190,8 @@ def test_other_families(family, flags, tmp_path):
             assert abs(one - other) <= 1e-5 * one, layout
 
 
-@pytest.mark.parametrize("name, family", [("qwen3_next", "gpt"), ("qwen3_5_text", "gpt"), ("olmo_hybrid", "gpt"), ("mamba2", "mamba"),
+@pytest.mark.parametrize("name, family", [("deepseek_v3", "gpt"), ("deepseek_v2", "gpt"), ("glm4_moe", "gpt"), ("cohere2", "gpt"),
+                                          ("qwen3_next", "gpt"), ("qwen3_5_text", "gpt"), ("olmo_hybrid", "gpt"), ("mamba2", "mamba"),
                                           ("nemotron_h", "mamba"), ("falcon_h1", "mamba"), ("granitemoehybrid-dense", "mamba")])
 def test_adapters_of_recurrences(name, family, tmp_path):
     """Of gated attention, delta nets and Mamba-2, as they are trained by default: PEFT reads them, and so does the program."""

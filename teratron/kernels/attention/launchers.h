@@ -84,7 +84,7 @@ struct PagedDecodeArgs {
   Dtype dtype;
   float scale;
   float softcap;  // 0: none
-  int64_t window;
+  int64_t window, chunk;
   const float* slopes;
   const float* sinks = nullptr;  // [heads]; null: none
   const float* bias = nullptr;   // of the first head at distance 0

@@ -91,7 +91,10 @@ at::Tensor paged_decode(const PagedDecodeInputs& inputs, const PagedDecodeOption
   const at::Tensor& q = inputs.q_RGQD;
   const int64_t rows = q.size(0), groups = q.size(1), heads = groups * q.size(2), channels = q.size(3);
   const int64_t longest = inputs.table_RP.size(1) * options.page_size;
-  const int64_t keys = options.window > 0 ? std::min(options.window, longest) : longest;
+  int64_t keys = longest;
+  for (const int64_t most : {options.window, options.chunk}) {
+    if (most > 0) keys = std::min(keys, most);
+  }
   const int64_t splits = choose_splits(rows * groups, keys);
   const bool clustered = splits > 1 && splits <= 8 && cuda::has_paged_decode_clusters();
   const at::Tensor out = at::empty({rows, heads * channels}, q.options());
@@ -117,6 +120,7 @@ at::Tensor paged_decode(const PagedDecodeInputs& inputs, const PagedDecodeOption
                              .scale = static_cast<float>(options.scale),
                              .softcap = static_cast<float>(options.softcap),
                              .window = options.window,
+                             .chunk = options.chunk,
                              .slopes = static_cast<const float*>(address(options.alibi_slopes)),
                              .sinks = static_cast<const float*>(address(options.sinks)),
                              .splits = static_cast<int>(splits),

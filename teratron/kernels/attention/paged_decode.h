@@ -31,6 +31,7 @@ struct PagedDecodeOptions {
   double scale = 1.0;
   double softcap = 0.0;  // c: scores are c tanh(scale q K^T / c) + bias; 0: none
   int64_t window = 0;    // number of keys that a query sees, its own included; 0: all
+  int64_t chunk = 0;     // a query sees keys from the last multiple of this on; 0: all
   int64_t page_size = 16;
   at::Tensor alibi_slopes = {};  // f32 [N]; undefined: none
   /// f32 [N, 2 * L - 1], contiguous, with L >= P * page_size: biases of the heads for the distances

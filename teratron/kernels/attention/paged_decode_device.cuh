@@ -22,7 +22,8 @@ struct KeyRange {
   __device__ KeyRange(const PagedDecodeArgs& args, int row, int split, int step) {
     last = static_cast<int>(args.positions[row * args.position_stride]);
     added = args.k ? last : -1;
-    const int low = args.window > 0 ? max(0, last + 1 - static_cast<int>(args.window)) : 0;
+    int low = args.window > 0 ? max(0, last + 1 - static_cast<int>(args.window)) : 0;
+    if (args.chunk > 0) low = max(low, last - last % static_cast<int>(args.chunk));
     const int per_split = ceil_quotient(ceil_quotient(last + 1 - low, args.splits), step) * step;
     begin = low + split * per_split;
     end = min(begin + per_split, last + 1);

@@ -11,9 +11,10 @@ namespace teratron {
 
 namespace {
 
-// A mean as a loss of one micro-batch.
-LossTerm of_microbatch(const at::Tensor& mean) {
-  return {.sum = mean, .count = at::ones({}, mean.options().requires_grad(false))};
+// A mean as a loss of one micro-batch, of which `ranks` have parts.
+LossTerm of_microbatch(const at::Tensor& mean, int64_t ranks) {
+  const double share = 1.0 / static_cast<double>(ranks);
+  return {.sum = mean, .count = at::full({}, share, mean.options().requires_grad(false))};
 }
 
 // The mean over positions 1 to length - 2, in fp32 or wider.
@@ -25,9 +26,11 @@ at::Tensor inner_mean(const at::Tensor& x_SBH, const at::Tensor& lengths_B) {
   return (x * inner_SB.unsqueeze(2).to(x.scalar_type())).sum(0) / count_B1;
 }
 
-LossTerm masked_mean(const at::Tensor& losses_PB, const at::Tensor& mask_PB) {
+// This rank's part of the mean over all ranks' losses.
+LossTerm masked_mean(const at::Tensor& losses_PB, const at::Tensor& mask_PB, const Group& group) {
   const LossTerm term = masked_loss(losses_PB, mask_PB);
-  return of_microbatch(term.sum / term.count.clamp_min(1.0));
+  const at::Tensor count = reduce_from(term.count.detach(), group);
+  return of_microbatch(term.sum / count.clamp_min(1.0), group.size);
 }
 
 }  // namespace
@@ -125,26 +128,43 @@ at::Tensor Bert::text_embeddings(const Activations& output) {
 }
 
 at::Tensor Bert::token_losses(const Activations& output, const MicroBatch& batch) {
-  const at::Tensor selected_PBH =
-      select_positions(output["hidden"], batch["masked_positions"].t(), parallel_, packed_rows(batch));
-  return heads_->lm_losses(selected_PBH, batch["masked_labels"].t());
+  return predict(output, batch, /*with_first=*/false).lm_losses_PB;
 }
 
 BertScores Bert::scores(const Activations& output, const MicroBatch& batch) {
-  if (!config_.binary_head || !config_.learns_pairs) return {token_losses(output, batch), {}};
-  // The first position, for the pooler, and the predictions: one collective.
-  const at::Tensor positions_BP = batch["masked_positions"];
-  const at::Tensor all_NB = at::constant_pad_nd(positions_BP, {1, 0}, 0).t();
-  const at::Tensor selected_NBH = select_positions(output["hidden"], all_NB, parallel_, packed_rows(batch));
-  const at::Tensor losses_PB = heads_->lm_losses(selected_NBH.slice(0, 1), batch["masked_labels"].t());
-  return {losses_PB, heads_->binary_logits(selected_NBH[0])};
+  return predict(output, batch, config_.binary_head && config_.learns_pairs);
+}
+
+// The first position, for the pooler, and the predictions: one collective. Context-parallel rank 0 has the
+// pooler's; the others run it, too, on a position whose loss does not count.
+BertScores Bert::predict(const Activations& output, const MicroBatch& batch, bool with_first) {
+  const ContextParallel& context = batch.context_parallel;
+  const TokenPlaces places{packed_rows(batch), context};
+  const int64_t ranks = context.size(), first = with_first ? 1 : 0;
+  const int64_t count = batch["masked_positions"].size(1) + first, rows = (count + ranks - 1) / ranks;
+  const auto padded = [&](const char* column) {
+    return at::constant_pad_nd(batch[column], {first, rows * ranks - count}, 0).t();
+  };
+  const int64_t skipped = ranks == 1 ? first : 0;
+  const auto own = [&](const char* column) {
+    return padded(column).narrow(0, context.group.rank * rows, rows).slice(0, skipped);
+  };
+  const at::Tensor positions_NB = padded("masked_positions"), &hidden = output["hidden"];
+  const at::Tensor selected_NBH = ranks == 1 ? select_positions(hidden, positions_NB, parallel_, places)
+                                             : select_own_positions(hidden, positions_NB, parallel_, places);
+  BertScores scores{
+      heads_->lm_losses(selected_NBH.slice(0, skipped), own("masked_labels")), own("masked_loss_mask"), {}};
+  if (with_first) scores.binary_logits_B2 = heads_->binary_logits(selected_NBH[0]);
+  return scores;
 }
 
 std::vector<LossTerm> bert_losses(const BertScores& scores, const MicroBatch& batch) {
-  const LossTerm lm = masked_mean(scores.lm_losses_PB, batch["masked_loss_mask"].t());
+  const Group& group = batch.context_parallel.group;
+  const LossTerm lm = masked_mean(scores.lm_losses_PB, scores.lm_mask_PB, group);
   if (!scores.binary_logits_B2.defined()) return {lm};
   const at::Tensor logits_B2 = scores.binary_logits_B2.to(scores.lm_losses_PB.scalar_type());
-  return {lm, of_microbatch(at::cross_entropy_loss(logits_B2, batch["is_random"].squeeze(1)))};
+  const at::Tensor pairs = at::cross_entropy_loss(logits_B2, batch["is_random"].squeeze(1));
+  return {lm, of_microbatch(group.rank == 0 ? pairs : pairs * 0.0, group.size)};
 }
 
 }  // namespace teratron

@@ -13,7 +13,9 @@ namespace teratron {
 
 /// What the heads give for a micro-batch.
 struct BertScores {
-  at::Tensor lm_losses_PB;      // of the predictions, masked or not
+  /// The predictions' losses, masked or not, and their mask. Context-parallel ranks have parts of them,
+  /// filled up with masked ones.
+  at::Tensor lm_losses_PB, lm_mask_PB;
   at::Tensor binary_logits_B2;  // undefined without a binary head
 };
 /// The mean loss of the predictions and, with a binary head, that of the sentence pairs.
@@ -37,7 +39,7 @@ class Bert : public Model {
   /// With a binary head, of micro-batches with row_lengths [B]: the mean of the hidden states between [CLS]
   /// and the last [SEP].
   at::Tensor text_embeddings(const Activations& output) override;
-  /// The losses of the predictions: [P, B].
+  /// The losses of the predictions: lm_losses_PB.
   at::Tensor token_losses(const Activations& output, const MicroBatch& batch) override;
   BertScores scores(const Activations& output, const MicroBatch& batch);
   std::vector<LossTerm> losses(const Activations& output, const MicroBatch& batch) override {
@@ -47,6 +49,8 @@ class Bert : public Model {
   bool never_waits() const override { return true; }
 
  private:
+  /// With the first position, if the model has a binary head and `with_first`.
+  BertScores predict(const Activations& output, const MicroBatch& batch, bool with_first);
   at::Tensor embed(const MicroBatch& batch, const LayerContext& context);
   at::Tensor whole_sequences(const Activations& output) const;
 

@@ -46,7 +46,7 @@ at::Tensor BertClassifier::logits_BK(const at::Tensor& hidden_SBH, const MicroBa
   const int64_t samples = packed.defined() ? packed.starts_B.size(0) : hidden_SBH.size(1);
   const at::Tensor first_1B =
       at::zeros({1, samples}, hidden_SBH.options().dtype(at::kLong).requires_grad(false));
-  const at::Tensor x_1BH = select_positions(hidden_SBH, first_1B, parallel_, packed);
+  const at::Tensor x_1BH = select_positions(hidden_SBH, first_1B, parallel_, {.packed = packed});
   at::Tensor pooled_1BH = apply_bias_grad(head_->pooler.forward(x_1BH)).tanh();
   if (batch.training && options().dropout > 0.0) {
     const DropoutKey key{dropout_seed_, dropout_site_, batch.sample_ids_B};

@@ -24,9 +24,6 @@ void check_bert(const Arguments& args, std::vector<Problem>& problems) {
          "--position-embedding-type", "Use learned_absolute, rope or none");
   reject(args.position_embedding_type == "relative", "only T5 has relative positions",
          "--position-embedding-type", "Use learned_absolute, rope or none");
-  reject(args.context_parallel_size > 1,
-         "context parallelism cuts causal attention, and BERT's is not causal", "--context-parallel-size",
-         leave_out);
   reject(args.window_size.has_value(), "sliding windows are for causal attention, and BERT's is not causal",
          "--window-size", leave_out);
   reject(args.calculate_per_token_loss, "BERT's losses are means of each micro-batch",

@@ -28,6 +28,49 @@ INSTANTIATE_TEST_SUITE_P(Layouts, BertLayouts,
                                          every_axis,
                                          Layout{.tp = 2, .sequence_parallel = true, .late = true}));
 
+// Context parallelism: padding, of which ranks have parts, and rows without any.
+class BertContextLayouts : public testing::TestWithParam<Layout> {};
+
+TEST_P(BertContextLayouts, MatchOneRank) {
+  for (const ContextParallelComm comm :
+       {ContextParallelComm::p2p, ContextParallelComm::all_gather, ContextParallelComm::a2a}) {
+    for (const BertVariant& variant : bert_variants()) {
+      BertConfig config = variant.config;
+      config.context_parallel_comm.assign(static_cast<size_t>(config.layers), comm);
+      if (comm == ContextParallelComm::a2a && config.query_groups % (GetParam().tp * GetParam().cp) != 0)
+        continue;
+      for (const bool padded : {true, false}) {
+        SCOPED_TRACE(fmt::format("{}, {}, comm {}, {}", variant.name, to_string(GetParam()),
+                                 static_cast<int>(comm), padded ? "padding" : "no padding"));
+        TestModel model = bert_model(config);
+        if (!padded) {
+          model.batch = [padding = model.batch](int64_t step, FlatRange samples) {
+            MicroBatch batch = padding(step, samples);
+            batch.tensors.set("cu_seqlens", {});
+            return batch;
+          };
+        }
+        expect_same(gradients_of(model, GetParam(), at::kDouble), gradients_of(model, {}, at::kDouble),
+                    1e-10);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, BertContextLayouts,
+    testing::Values(Layout{.cp = 2}, Layout{.cp = 4, .sharded = true}, Layout{.tp = 2, .cp = 2},
+                    Layout{.tp = 2, .cp = 2, .microbatches = 2, .sequence_parallel = true},
+                    Layout{.pp = 2, .cp = 2, .microbatches = 4},
+                    Layout{.tp = 2,
+                           .pp = 2,
+                           .cp = 2,
+                           .dp = 2,
+                           .microbatches = 2,
+                           .sequence_parallel = true,
+                           .sharded = true,
+                           .overlap_param_gather = true}));
+
 // Without padding, in any layout: the losses and gradients of one rank with padding.
 class PackedBertLayouts : public testing::TestWithParam<Layout> {};
 

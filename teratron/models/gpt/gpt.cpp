@@ -39,8 +39,8 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
                                                                 vocabulary_options(config), parallel);
   }
   if (stage.embedding && config.embedding_norm) {
-    embedding_norm_ =
-        std::make_unique<Norm>(embedding / "word_embeddings_layernorm", config.hidden, config.norm, parallel);
+    embedding_norm_ = std::make_unique<Norm>(embedding / "word_embeddings_layernorm", config.hidden,
+                                             config.norm, parallel, config.norm_weights);
   }
   if (stage.embedding && config.position == PositionEmbedding::learned_absolute) {
     position_embeddings_ = std::make_unique<Embedding>(
@@ -66,7 +66,8 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
       std::make_unique<LayerStack>(decoder / "layers", config, LayerRange{stage.first_layer, stage.layers},
                                    parallel, transformer_layers(config, parallel, mesh));
   if (!stage.head) return;
-  final_norm_ = std::make_unique<Norm>(decoder / config.final_norm, config.hidden, config.norm, parallel);
+  final_norm_ = std::make_unique<Norm>(decoder / config.final_norm, config.hidden, config.norm, parallel,
+                                       config.norm_weights);
   if (!has_logits) return;
   Parameter& weight =
       config.tied_embeddings

@@ -227,6 +227,9 @@ std::vector<HfFamily> gpt_models() {
   for (HfFamily& family : variant_families()) families.push_back(std::move(family));
   for (HfFamily& family : gemma_families()) families.push_back(std::move(family));
   families.push_back(gpt_oss_family());
+  for (HfFamily& family : biased_router_families()) families.push_back(std::move(family));
+  for (HfFamily& family : cohere_families()) families.push_back(std::move(family));
+  for (HfFamily& family : llama4_families()) families.push_back(std::move(family));
   for (HfFamily& family : latent_families()) families.push_back(std::move(family));
   for (HfFamily& family : linear_families()) families.push_back(std::move(family));
   for (HfFamily& family : layernorm_families()) families.push_back(std::move(family));
@@ -245,14 +248,7 @@ FamilyFormats gpt_formats() {
                      {"gemma4_text", "each layer has embeddings, and layers share keys and values"},
                      {"deepseek_v32", "attention is sparse, with keys that an indexer chooses"},
                      {"deepseek_v4",
-                      "attention is sparse, and residual streams are mixed by hyper-connections"},
-                     {"llama4", "attention sees chunks, and probabilities multiply the inputs of experts"},
-                     {"llama4_text",
-                      "attention sees chunks, and probabilities multiply the inputs of experts"},
-                     {"cohere", "layers have one norm, a LayerNorm without bias"},
-                     {"cohere2", "layers have one norm, a LayerNorm without bias"},
-                     {"ernie4_5_moe", "biases choose experts by softmax scores"},
-                     {"nanochat", "norms have no weights"}},
+                      "attention is sparse, and residual streams are mixed by hyper-connections"}},
       .hf_classifier =
           HfTensorRow{"classification_head.weight", same, {"score.weight"}, {"num_classes", hidden}},
       .megatron = MegatronModel{

@@ -26,6 +26,7 @@ static HfKey is_not_set() {
 static constexpr std::string_view experts = "num_experts", linear_layers = "experimental_attention_variant",
                                   linear_epsilon = "linear_norm_epsilon", mtp_layers = "mtp_num_layers",
                                   scale = "softmax_scale", no_rope_freq = "no_rope_freq",
+                                  least_sum = "moe_router_least_sum", chunk = "attention_chunk_size",
                                   local_base = "rotary_base_local", clamp = "activation_func_clamp_value";
 
 // For what the rows of a model_type leave out: export refuses other values than these.
@@ -43,6 +44,12 @@ static const std::vector<HfKey>& common_keys() {
     only_without("relu"), only_without("rotary_interleaved"), only_without("parallel_residual"),
     only_without("qk_layernorm"), only_without("qk_layernorm_all_heads"),
     only_without("multi_latent_attention"), only_without("moe_router_unnormalized"),
+    only_without("moe_router_normalize_one"), only_without("moe_apply_probs_on_input"),
+    only_without("parallel_residual_one_norm"), only_without("qk_layernorm_per_head"),
+    only_without("qk_l2_norm"), only_without("rotary_reversed"),
+    {"", "norm_weights", {.must_be = "all", .export_only = true}},
+    {"", "attention_temperature_scale", {.must_be = 0.0, .export_only = true}},
+    is_not_set<least_sum>(), is_not_set<chunk>(),
     only_without("attention_output_gate"), only_without("linear_allow_negative_eigenvalues"),
     is_not_set<linear_layers>(),
     is_not_set<mtp_layers>(),

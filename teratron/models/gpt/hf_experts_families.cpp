@@ -125,9 +125,17 @@ const std::vector<HfTensorRow> qwen_experts = {
 const std::vector<HfTensorRow> deepseek_shared = {
     {"mlp.shared_experts.linear_fc1.weight", concat,
      {"mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight"}, {shared_ffn, hidden},
-     in_experts},
+     {.in = "shared experts"}},
     {"mlp.shared_experts.linear_fc2.weight", same, {"mlp.shared_experts.down_proj.weight"},
-     {hidden, shared_ffn}, in_experts}};
+     {hidden, shared_ffn}, {.in = "shared experts"}}};
+const std::vector<HfTensorRow> minimax_bias = {
+    {"mlp.router.expert_bias", same, {"block_sparse_moe.e_score_correction_bias"}, {"num_experts"},
+     {.in = "experts", .f32 = true}}};
+// The router is in f32 in all files.
+const std::vector<HfTensorRow> ernie_experts = {
+    {"mlp.router.weight", same, {"mlp.gate.weight"}, {"num_experts", hidden}, {.in = "experts", .f32 = true}},
+    {"mlp.router.expert_bias", same, {"mlp.moe_statics.e_score_correction_bias"}, {"num_experts"},
+     {.in = "experts", .f32 = true, .one_row = true}}};
 const std::vector<HfTensorRow> correction_bias = {
     {"mlp.router.expert_bias", same, {"mlp.gate.e_score_correction_bias"}, {"num_experts"},
      {.in = "experts", .f32 = true}}};
@@ -154,12 +162,14 @@ const std::vector<HfFusedExperts> qwen_fused = {
     {"mlp.experts.down_proj", {"mlp.experts.#.down_proj.weight"}}};
 
 HfFamily with_experts(HfFamily family, std::initializer_list<const std::vector<HfTensorRow>*> experts) {
-  const bool mixtral = family.model_type == "mixtral";
+  const bool mixtral = family.model_type == "mixtral" || family.model_type == "minimax_m2";
   family.layer_kinds = experts_kinds;
   family.fused_experts = mixtral ? mixtral_fused : qwen_fused;
   for (const char* const training : {"router_aux_loss_coef", "output_router_logits", "mlp_only_layers"})
     family.other_keys.push_back(training);
-  if (mixtral) family.old_ends = {{"block_sparse_moe.gate.weight", "mlp.gate.weight"}};
+  if (mixtral)
+    family.old_ends = {{"block_sparse_moe.gate.weight", "mlp.gate.weight"},
+                       {"block_sparse_moe.e_score_correction_bias", "mlp.e_score_correction_bias"}};
   std::vector<HfTensorRow>& rows = family.tensors[1].rows;
   for (HfTensorRow& row : rows) {
     if (row.name.starts_with("mlp.")) row.options.in = "mlp";
@@ -183,6 +193,22 @@ HfFamily with_deepseek_experts(HfFamily family, bool has_bias) {
   return with_experts(std::move(family), {&qwen_experts, &deepseek_shared});
 }
 
+HfFamily with_minimax_experts(HfFamily family) {
+  return with_experts(std::move(family), {&mixtral_experts, &minimax_bias});
+}
+
+HfFamily with_ernie_experts(HfFamily family) {
+  const std::vector<HfTensorRow> experts(qwen_experts.begin() + 1, qwen_experts.end());
+  return with_experts(std::move(family), {&ernie_experts, &experts, &deepseek_shared});
+}
+
+void with_norms_of_all_heads(HfFamily& family) {
+  for (HfTensorRow& row : family.tensors[1].rows) {
+    if (row.name == "self_attention.q_layernorm.weight") row.shape = {queries};
+    if (row.name == "self_attention.k_layernorm.weight") row.rule = HfRule::keys, row.shape = {queries};
+  }
+}
+
 std::vector<HfFamily> experts_families() {
   HfFamily mixtral =
       llama_like("mixtral", "MixtralForCausalLM", joined(attention_keys, {&mixtral_keys}), mixtral_defaults);
@@ -193,10 +219,7 @@ std::vector<HfFamily> experts_families() {
   HfFamily olmoe =
       llama_like("olmoe", "OlmoeForCausalLM", joined(attention_keys, {&olmoe_keys}), olmoe_defaults);
   olmoe.aliases = {{"num_local_experts", "num_experts"}};
-  for (HfTensorRow& row : olmoe.tensors[1].rows) {
-    if (row.name == "self_attention.q_layernorm.weight") row.shape = {queries};
-    if (row.name == "self_attention.k_layernorm.weight") row.rule = HfRule::keys, row.shape = {queries};
-  }
+  with_norms_of_all_heads(olmoe);
   mixtral.aliases = {{"num_experts", "num_local_experts"}};
   qwen3.aliases = {{"num_local_experts", "num_experts"}};
   return {with_experts(std::move(mixtral), {&mixtral_experts}),

@@ -63,8 +63,11 @@ void write_no_shared(std::string_view, HfConfig& config) {
 
 HfLayerKinds experts_kinds(HfConfig& config, int64_t layers) {
   HfLayerKinds kinds;
-  for (const int64_t experts : expert_layers(config, layers))
+  const bool has_shared = !config.settings.value(shared_ffn, json()).is_null();
+  for (const int64_t experts : expert_layers(config, layers)) {
     kinds.push_back({experts != 0 ? "experts" : "mlp"});
+    if (experts != 0 && has_shared) kinds.back().push_back("shared experts");
+  }
   return kinds;
 }
 

@@ -9,8 +9,29 @@ namespace teratron::gpt_hf_keys {
 void refuse_unless(HfConfig& config, std::string_view setting, const nlohmann::json& value);
 /// 1 for each layer that has experts; a problem if the setting does not fit.
 std::vector<int64_t> expert_layers(HfConfig& config, int64_t layers);
-/// Which layers have experts, and which an MLP.
+/// Which layers have "experts", also "shared experts", and which an "mlp".
 HfLayerKinds experts_kinds(HfConfig& config, int64_t layers);
+
+/// moe_layer_freq; a problem if no layer has experts.
+void set_expert_layers(const std::vector<int64_t>& pattern, HfConfig& config);
+/// Scores are sigmoids, with a bias in the choice; those of the chosen experts are divided by their sum, or
+/// not.
+void read_sigmoid_router(bool normalizes, HfConfig& config);
+/// Whether they are.
+bool write_sigmoid_router(HfConfig& config);
+
+// Experts of DeepSeek's models (hf_deepseek_experts.cpp).
+std::vector<HfKey> deepseek_experts_keys();
+std::vector<HfKey> v3_router_keys();
+/// The number of experts as wide as the others that all tokens share.
+HfKey shared_experts_key(std::string_view key);
+std::vector<HfKey> v2_router_keys();
+/// The first layers have an MLP; or a list says which.
+std::vector<HfKey> first_dense_keys();
+std::vector<HfKey> mlp_types_keys();
+/// Layers that predict further tokens, after all others.
+void add_mtp(HfFamily& family);
+void add_deepseek_other_keys(HfFamily& family);
 
 // HfKeyOptions::read and write.
 /// One width for all.

@@ -93,8 +93,8 @@ void write_special_tokens(std::string_view, HfConfig& config) {
 
 namespace {
 
-// Megatron-LM has these as constants.
-const json llama3_rope = {{"low_freq_factor", 1.0}, {"high_freq_factor", 4.0}};
+// A constant in Megatron-LM.
+constexpr double llama3_low = 1.0;
 
 int64_t whole(HfConfig& config, std::string_view key, double otherwise) {
   const double value = config.get(key, otherwise);
@@ -142,9 +142,8 @@ void read_llama3(HfConfig& config) {
   config.settings.update({{"use_rope_scaling", true},
                           {"rope_scaling_factor", config.get("factor", 8.0)},
                           {"rope_scaling_original_max_position_embeddings", original_positions(config)}});
-  for (const auto& [key, constant] : llama3_rope.items()) {
-    if (config.get(key, constant.get<double>()) != constant) config.unsupported(key);
-  }
+  if (config.get("low_freq_factor", llama3_low) != llama3_low) config.unsupported("low_freq_factor");
+  config.settings["rope_scaling_high_freq_factor"] = config.get("high_freq_factor", 4.0);
 }
 
 // transformers' factor of queries and keys: given, or that of mscale and mscale_all_dim where both are above
@@ -231,6 +230,11 @@ void read_rope_share(std::string_view, HfConfig& config) {
   read_rope_type(config);
 }
 
+void read_half_rope(std::string_view key, HfConfig& config) {
+  config.keys.emplace("partial_rotary_factor", 0.5);
+  read_rope_share(key, config);
+}
+
 void write_rope_share(std::string_view key, HfConfig& config) {
   write_rope(key, config);
   const json& percent = config.settings.at("rotary_percent");
@@ -272,7 +276,8 @@ void write_rope(std::string_view, HfConfig& config) {
     rope.update({{"rope_type", "linear"}, {"factor", interpolation.get<double>()}});
   if (config.is_set("use_rope_scaling")) {
     rope.update({{"rope_type", "llama3"}, {"factor", config.settings.at("rope_scaling_factor")}});
-    rope.update(llama3_rope);
+    rope.update({{"low_freq_factor", llama3_low},
+                 {"high_freq_factor", config.settings.at("rope_scaling_high_freq_factor")}});
     rope["original_max_position_embeddings"] =
         config.settings.at("rope_scaling_original_max_position_embeddings");
     if (interpolation > 1)

@@ -28,6 +28,8 @@ void write_rope(std::string_view key, HfConfig& config);
 /// With the share of channels that is rotated; a quarter where it is not given.
 void read_rope_share(std::string_view key, HfConfig& config);
 void write_rope_share(std::string_view key, HfConfig& config);
+/// Half of them where it is not given.
+void read_half_rope(std::string_view key, HfConfig& config);
 /// GPT-NeoX's names of both, too.
 void read_partial_rope(std::string_view key, HfConfig& config);
 void write_partial_rope(std::string_view key, HfConfig& config);
@@ -69,6 +71,11 @@ HfFamily llama_like(std::string_view type, std::string_view architecture, const 
                     const nlohmann::json& defaults);
 /// Experts of DeepSeek's models in place of some MLPs; with a bias of their choice from V3 on.
 HfFamily with_deepseek_experts(HfFamily family, bool has_bias);
+/// Experts of MiniMax-M2 and of ERNIE 4.5.
+HfFamily with_minimax_experts(HfFamily family);
+HfFamily with_ernie_experts(HfFamily family);
+/// Query-key norms over all heads together.
+void with_norms_of_all_heads(HfFamily& family);
 /// DeepSeek-V2 and V3, Kimi-K2 and GLM-4 MoE lite: multi-head latent attention.
 std::vector<HfFamily> latent_families();
 /// What Qwen3-Next has of experts, with those that all tokens share.
@@ -85,6 +92,11 @@ void read_longrope(HfConfig& config);
 /// Gemma 2 and 3.
 std::vector<HfFamily> gemma_families();
 HfFamily gpt_oss_family();
+/// GLM-4.5, MiniMax-M2, ERNIE 4.5: biases choose experts.
+std::vector<HfFamily> biased_router_families();
+/// Command R and R7B, nanochat: norms with fewer parameters, or none.
+std::vector<HfFamily> cohere_families();
+std::vector<HfFamily> llama4_families();
 /// BLOOM, GPT-NeoX and OPT: LayerNorm and biases everywhere.
 std::vector<HfFamily> layernorm_families();
 

@@ -17,8 +17,6 @@ namespace latent {
 
 namespace {
 
-constexpr std::string_view scaling = "moe_router_topk_scaling_factor", layer_freq = "moe_layer_freq";
-
 // --- attention ---
 
 void read_all_heads(std::string_view key, HfConfig& config) {
@@ -90,133 +88,6 @@ void write_latent_rope(std::string_view key, HfConfig& config) {
   }
 }
 
-// --- experts ---
-
-void read_shared(std::string_view key, HfConfig& config) {
-  const int64_t experts = config.get(key, 1);
-  config.settings[std::string(shared_ffn)] = experts * config.size(expert_ffn);
-}
-void write_shared(std::string_view key, HfConfig& config) {
-  const int64_t width = config.size(expert_ffn), shared = config.size(shared_ffn);
-  if (width == 0 || shared == 0 || shared % width != 0)
-    return config.problem("{} is not a multiple of {}", shared_ffn, expert_ffn);
-  config.keys[key] = shared / width;
-}
-
-void set_expert_layers(const std::vector<int64_t>& pattern, HfConfig& config) {
-  if (std::ranges::find(pattern, 1) == pattern.end()) return config.problem("no layer has experts");
-  config.settings[std::string(layer_freq)] = to_layer_pattern(pattern);
-}
-
-void read_dense_layers(std::string_view key, HfConfig& config) {
-  const int64_t layers = config.size("num_layers");
-  if (layers > most_layers) return config.unsupported("num_hidden_layers");
-  const json first = config.has(key) ? config.keys[key] : json(0);
-  if (!first.is_number_integer() || first < 0 || first > most_layers) return config.unsupported(key);
-  std::vector<int64_t> pattern(static_cast<size_t>(layers), 1);
-  std::fill_n(pattern.begin(), std::min(first.get<int64_t>(), layers), 0);
-  set_expert_layers(pattern, config);
-}
-void write_dense_layers(std::string_view key, HfConfig& config) {
-  const std::vector<int64_t> pattern = expert_layers(config, config.size("num_layers"));
-  const auto first = std::ranges::find(pattern, 1);
-  if (std::find(first, pattern.end(), 0) != pattern.end())
-    config.problem("{} is {}", layer_freq, config.settings.at(layer_freq).dump());
-  config.keys[key] = first - pattern.begin();
-}
-
-void read_layer_types(std::string_view key, HfConfig& config) {
-  const int64_t layers = config.size("num_layers");
-  if (layers > most_layers) return config.unsupported("num_hidden_layers");
-  std::vector<int64_t> pattern(static_cast<size_t>(layers), 1);
-  if (!pattern.empty()) pattern[0] = 0;
-  if (config.has(key)) {
-    const json& types = config.keys[key];
-    const auto is_known = [](const json& type) { return type == "dense" || type == "sparse"; };
-    if (!types.is_array() || std::ssize(types) != layers || !std::ranges::all_of(types, is_known))
-      return config.unsupported(key);
-    std::ranges::transform(types, pattern.begin(), [](const json& type) { return type == "sparse" ? 1 : 0; });
-  }
-  set_expert_layers(pattern, config);
-}
-void write_layer_types(std::string_view key, HfConfig& config) {
-  json types = json::array();
-  for (const int64_t experts : expert_layers(config, config.size("num_layers")))
-    types.push_back(experts != 0 ? "sparse" : "dense");
-  config.keys[key] = types;
-}
-
-void read_scaling(HfConfig& config, double otherwise) {
-  const double factor = config.get("routed_scaling_factor", otherwise);
-  if (factor != 1.0) config.settings[std::string(scaling)] = factor;
-}
-void write_scaling(HfConfig& config) {
-  const json& factor = config.settings.at(scaling);
-  config.keys["routed_scaling_factor"] = factor.is_null() ? json(1.0) : factor;
-}
-
-// `of_group`: how many of a group's best scores, added, are its score.
-void read_groups(HfConfig& config, int64_t of_group) {
-  const int64_t groups = config.get("n_group", 1), chosen = config.get("topk_group", 1);
-  if (groups == 1) return;
-  config.settings.update({{"moe_router_num_groups", groups}, {"moe_router_group_topk", chosen}});
-  const int64_t usual = config.get("num_experts_per_tok", nullptr).get<int64_t>();  // for all chosen groups
-  if (usual != of_group * chosen) config.settings["moe_router_group_score_topk"] = of_group;
-}
-void write_groups(HfConfig& config, int64_t of_group) {
-  const int64_t groups = std::max<int64_t>(config.size("moe_router_num_groups"), 1);
-  const int64_t chosen = std::max<int64_t>(config.size("moe_router_group_topk"), 1);
-  const int64_t given = config.size("moe_router_group_score_topk");
-  if (groups > 1 && (given > 0 ? given : config.size("moe_router_topk") / chosen) != of_group)
-    config.problem("the score of a group of experts is not the sum of the best {}", of_group);
-  config.keys.update({{"n_group", groups}, {"topk_group", chosen}});
-}
-
-// Scores of one expert alone are not divided here, but there.
-void read_v3_router(std::string_view key, HfConfig& config) {
-  const bool normalizes = config.get(key, true), several = config.get("num_experts_per_tok", 8) > 1;
-  if (normalizes && !several) config.unsupported(key);
-  config.settings.update({{"moe_router_score_function", "sigmoid"},
-                          {"moe_router_enable_expert_bias", true},
-                          {"moe_router_unnormalized", !normalizes && several}});
-  read_scaling(config, 1.0);
-  read_groups(config, 2);
-}
-void write_v3_router(std::string_view key, HfConfig& config) {
-  refuse_unless(config, "moe_router_score_function", "sigmoid");
-  refuse_unless(config, "moe_router_enable_expert_bias", true);
-  config.keys[key] = config.size("moe_router_topk") > 1 && !config.is_set("moe_router_unnormalized");
-  write_scaling(config);
-  write_groups(config, 2);
-}
-
-void read_v2_router(std::string_view key, HfConfig& config) {
-  const std::string method = config.get(key, "greedy");
-  if (method != "greedy" && method != "group_limited_greedy") config.unsupported(key);
-  if (config.get("norm_topk_prob", false) == true) config.unsupported("norm_topk_prob");
-  config.settings.update({{"moe_router_score_function", "softmax"}, {"moe_router_pre_softmax", true}});
-  read_scaling(config, 1.0);
-  if (method != "greedy") read_groups(config, 1);
-}
-void write_v2_router(std::string_view key, HfConfig& config) {
-  refuse_unless(config, "moe_router_score_function", "softmax");
-  refuse_unless(config, "moe_router_enable_expert_bias", false);
-  refuse_unless(config, "moe_router_pre_softmax", true);
-  write_scaling(config);
-  write_groups(config, 1);
-  const bool grouped = config.keys["n_group"] > 1;
-  config.keys.update({{std::string(key), grouped ? "group_limited_greedy" : "greedy"},
-                      {"norm_topk_prob", false},
-                      {"scoring_func", "softmax"}});
-}
-
-void read_no_mtp(std::string_view, HfConfig& config) {  // by the tensors
-  config.settings["mtp_num_layers"] = nullptr;
-}
-void write_mtp(std::string_view key, HfConfig& config) {
-  config.keys[key] = config.size("mtp_num_layers");
-}
-
 HfLayerKinds layer_kinds(HfConfig& config, int64_t layers) {
   const bool latent = !config.settings.value("q_lora_rank", json()).is_null();
   HfLayerKinds kinds = experts_kinds(config, layers);
@@ -247,15 +118,7 @@ const std::vector<HfTensorRow> attention_rows = {
     {"self_attention.linear_proj.weight", same, {"self_attn.o_proj.weight"}, {hidden, all_values},
      {.bias = attention_biases}}};
 
-const std::vector<HfTensorRow> mtp_rows = {
-    {"enorm.weight", same, {"enorm.weight"}, {hidden}}, {"hnorm.weight", same, {"hnorm.weight"}, {hidden}},
-    {"eh_proj.weight", same, {"eh_proj.weight"}, {hidden, "2*hidden_size"}},
-    {"final_layernorm.weight", same, {"shared_head.norm.weight"}, {hidden}},
-    {"embedding.word_embeddings.weight", same, {"embed_tokens.weight"}, {vocab, hidden}, {.repeats = true}},
-    {"output_layer.weight", same, {"shared_head.head.weight"}, {vocab, hidden}, {.when = {untied}, .repeats = true}}};
-
 const std::vector<HfKey> latent_keys = {
-    {"num_nextn_predict_layers", "mtp_num_layers", {.read = read_no_mtp, .write = write_mtp}},
     setting_is("multi_latent_attention", true), setting_is("qk_layernorm", true),
     {"num_key_value_heads", "num_query_groups", {.read = read_all_heads, .write = write_all_heads}},
     {"head_dim", "kv_channels", {.read = read_head_width, .write = write_head_width}},
@@ -263,29 +126,14 @@ const std::vector<HfKey> latent_keys = {
     {"kv_lora_rank", "kv_lora_rank"}, {"qk_nope_head_dim", "qk_head_dim"}, {"qk_rope_head_dim", "qk_pos_emb_head_dim"},
     {"v_head_dim", "v_head_dim"}, attention_bias, no_qkv_bias, setting_is("add_bias_linear", false),
     {"rope_parameters", "rotary_base", {.read = read_latent_rope, .write = write_latent_rope}},
-    {"", "window_size", no_windows},
-    {"n_routed_experts", "num_experts"}, {"num_experts_per_tok", "moe_router_topk"}, {"moe_intermediate_size", expert_ffn},
-    {"n_shared_experts", shared_ffn, {.read = read_shared, .write = write_shared}},
-    {"", "moe_router_dtype", {.otherwise = "fp32"}}, only_without("moe_shared_expert_gate")};
+    {"", "window_size", no_windows}};
 
 const std::vector<HfKey> v3_keys = {
-    key_is("scoring_func", "sigmoid"), key_is("topk_method", "noaux_tc"), key_is("moe_layer_freq", 1),
-    {"rope_interleave", "latent_rotary_halves", {.otherwise = true, .negate = true}},
-    {"first_k_dense_replace", layer_freq, {.read = read_dense_layers, .write = write_dense_layers}},
-    {"norm_topk_prob", "moe_router_score_function", {.read = read_v3_router, .write = write_v3_router}},
-    {"", "moe_router_unnormalized", {.export_only = true}}};
-const std::vector<HfKey> v2_keys = {
-    key_is("mlp_bias", false), key_is("scoring_func", "softmax"), key_is("moe_layer_freq", 1),
-    setting_is("latent_rotary_halves", false),
-    {"first_k_dense_replace", layer_freq, {.read = read_dense_layers, .write = write_dense_layers}},
-    {"topk_method", "moe_router_score_function", {.read = read_v2_router, .write = write_v2_router}}};
+    {"rope_interleave", "latent_rotary_halves", {.otherwise = true, .negate = true}}};
+const std::vector<HfKey> v2_keys = {key_is("mlp_bias", false), setting_is("latent_rotary_halves", false)};
 const std::vector<HfKey> lite_keys = {
-    key_is("topk_method", "noaux_tc"), key_is("scoring_func", "sigmoid"),
     {"rope_interleave", "latent_rotary_halves", {.otherwise = true, .negate = true}},
-    {"rms_norm_eps", "norm_epsilon", {.otherwise = 1e-5}},
-    {"mlp_layer_types", layer_freq, {.read = read_layer_types, .write = write_layer_types}},
-    {"norm_topk_prob", "moe_router_score_function", {.read = read_v3_router, .write = write_v3_router}},
-    {"", "moe_router_unnormalized", {.export_only = true}}};
+    {"rms_norm_eps", "norm_epsilon", {.otherwise = 1e-5}}};
 
 const json v3_defaults = {
     {"vocab_size", 129280}, {"hidden_size", 7168}, {"intermediate_size", 18432}, {"moe_intermediate_size", 2048},
@@ -305,33 +153,20 @@ const json lite_defaults = {
     {"v_head_dim", 256}, {"qk_nope_head_dim", 192}, {"num_experts_per_tok", 4}, {"max_position_embeddings", 202752}};
 // clang-format on
 
-// After all layers, before the final norm's group.
-void add_mtp(HfFamily& family) {
-  family.mtp_sign = "model.layers.*.eh_proj.weight";
-  const std::vector<HfTensorRow> layer = family.tensors[1].rows;
-  const HfTensorGroup own{"mtp.layers.*.",  "model.layers.*.", mtp_rows,
-                          "mtp_num_layers", HfLayers::all,     "num_layers"},
-      layers{"mtp.layers.*.mtp_model_layer.",
-             "model.layers.*.",
-             layer,
-             "mtp_num_layers",
-             HfLayers::all,
-             "num_layers"};
-  family.tensors.insert(family.tensors.end(), {own, layers});
-}
-
 HfFamily latent_family(std::string_view type, std::string_view architecture, const std::vector<HfKey>& own,
                        const json& defaults) {
-  std::vector<HfKey> keys = joined(latent_keys, {&own});
+  const bool is_v2 = type == "deepseek_v2";
+  const std::vector<HfKey> experts = deepseek_experts_keys(),
+                           router = is_v2 ? v2_router_keys() : v3_router_keys(),
+                           layers = type == "glm4_moe_lite" ? mlp_types_keys() : first_dense_keys();
+  std::vector<HfKey> keys = joined(latent_keys, {&experts, &own, &layers, &router});
   keys.push_back({"", "latent_norm_epsilon", {.read = read_latent_epsilon, .write = write_latent_epsilon}});
   HfFamily family = llama_like(type, architecture, keys, defaults);
   replace_rows(family, "self_attention.", attention_rows);
-  family = with_deepseek_experts(std::move(family), type != "deepseek_v2");
+  family = with_deepseek_experts(std::move(family), !is_v2);
   family.layer_kinds = layer_kinds;
-  if (type != "deepseek_v2") add_mtp(family);
-  for (const char* const key : {"qk_head_dim", "n_group", "topk_group", "routed_scaling_factor",
-                                "norm_topk_prob", "scoring_func", "aux_loss_alpha", "ep_size", "seq_aux"})
-    family.other_keys.push_back(key);
+  if (!is_v2) add_mtp(family);
+  add_deepseek_other_keys(family);
   return family;
 }
 

@@ -69,11 +69,6 @@ void write_two_biases(std::string_view key, HfConfig& config) {
   config.keys.update({{std::string(key), all || config.is_set("add_qkv_bias")}, {"attention_out_bias", all}});
 }
 
-void read_half_rope(std::string_view key, HfConfig& config) {
-  config.keys.emplace("partial_rotary_factor", 0.5);
-  read_rope_share(key, config);
-}
-
 void write_either_gelu(std::string_view key, HfConfig& config) {
   write_gelu(key, config);
   if (config.keys[key] == "gelu_new") config.keys[key] = "gelu_pytorch_tanh";

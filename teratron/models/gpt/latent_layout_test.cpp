@@ -42,6 +42,19 @@ void add_experts(GPTConfig& config) {
   config.experts.layers = {0, 1, 1, 1};
 }
 
+// Options of ERNIE 4.5 and Llama 4.
+void add_llama4(GPTConfig& config) {
+  add_experts(config);
+  MoeOptions& moe = config.experts.options;
+  moe.router.routing = {.topk = 3, .score = RouterScore::softmax, .pre_softmax = true, .least_sum = 0.5};
+  moe.inputs_weighted = true;
+  config.latent = std::nullopt;
+  config.chunk = 5;
+  config.no_rope = {0, 1, 0, 1};
+  config.temperature = {.scale = 0.5, .step = 3};
+  config.qk_l2_norm = true;
+}
+
 const std::vector<LatentCase> latent_cases = {
     {"queries without latents",
      [](GPTConfig& c) {
@@ -78,6 +91,18 @@ const std::vector<LatentCase> latent_cases = {
        c.no_rope = {0, 1, 0, 1};
        c.mtp_layers = 1;
        add_mtp_layers(c);
+     },
+     {.sequence = 16, .documents = true}},
+    {"biases of softmax scores, weighted inputs of experts, chunks, temperatures, documents, ring",
+     [](GPTConfig& c) { add_llama4(c); },
+     {.sequence = 16, .documents = true}},
+    {"the same with gathered keys and whole samples", [](GPTConfig& c) { add_llama4(c); }, {.sequence = 16}},
+    {"the same with a2a, padded experts",
+     [](GPTConfig& c) {
+       add_llama4(c);
+       c.context_parallel_comm.assign(4, ContextParallelComm::a2a);
+       c.experts.options.router.capacity_factor = 1.0;
+       c.experts.options.router.pad_to_capacity = true;
      },
      {.sequence = 16, .documents = true}},
     {"dropout of scores", [](GPTConfig& c) { c.attention_dropout = 0.2; }, {.sequence = 16}}};

@@ -90,7 +90,7 @@ MultiTokenPrediction::MultiTokenPrediction(const Scope& scope, const GPTConfig& 
   for (int64_t i = 0; i < config.mtp_layers; ++i) {
     const Scope own = scope / "layers" / std::to_string(i);
     const auto norm = [&](const char* name) {
-      return Norm(own / name, config.hidden, config.norm, parallel);
+      return Norm(own / name, config.hidden, config.norm, parallel, config.norm_weights);
     };
     depths_.push_back({norm("enorm"), norm("hnorm"),
                        ColumnLinear(own / "eh_proj",

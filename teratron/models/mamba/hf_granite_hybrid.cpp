@@ -78,6 +78,7 @@ void write_widths(std::string_view key, HfConfig& config) {
                                                                 {"moe_router_topk_scaling_factor", json()},
                                                                 {"moe_router_num_groups", json()},
                                                                 {"moe_latent_size", json()},
+                                                                {"moe_apply_probs_on_input", false},
                                                                 {"moe_shared_expert_gate", false}}) {
     if (settings.at(setting) != value)
       config.problem("{} is {}, not {}", setting, settings.at(setting).dump(), value.dump());

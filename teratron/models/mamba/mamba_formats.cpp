@@ -122,6 +122,9 @@ void write_experts(std::string_view key, HfConfig& config) {
   for (const auto& [setting, value] :
        std::initializer_list<std::pair<std::string_view, json>>{{"moe_router_score_function", "sigmoid"},
                                                                 {"moe_router_enable_expert_bias", true},
+                                                                {"moe_router_unnormalized", false},
+                                                                {"moe_router_normalize_one", false},
+                                                                {"moe_apply_probs_on_input", false},
                                                                 {"moe_shared_expert_gate", false}}) {
     if (settings.at(setting) != value)
       config.problem("{} is {}, not {}", setting, settings.at(setting).dump(), value.dump());

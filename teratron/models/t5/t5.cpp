@@ -29,20 +29,26 @@ at::Tensor row_bounds(const at::Tensor& lengths_B1, int64_t length) {
   return at::constant_pad_nd(bounds, {0, 1}, rows * length).to(at::kInt);
 }
 
+// Tokens of a source on all context-parallel ranks.
+int64_t source_length(const MicroBatch& batch) {
+  return batch["encoder_index"].size(0) * batch.source_parallel.size();
+}
+
 // Every query of a row sees the row's source tokens: no query is in the segment of their padding.
 Segments cross_segments(const MicroBatch& batch) {
   const at::Tensor& lengths_B1 = batch["encoder_length"];
   if (!lengths_B1.defined()) return {};
   const int64_t queries = batch["decoder_tokens"].size(0);
   return {.cu_seqlens_q = row_bounds(at::full_like(lengths_B1, queries), queries),
-          .cu_seqlens_k = row_bounds(lengths_B1, batch["encoder_index"].size(0))};
+          .cu_seqlens_k = row_bounds(lengths_B1, source_length(batch))};
 }
 
 LayerContext encoder_context(const MicroBatch& batch, const TransformerConfig& config) {
   MicroBatch own = batch;
   own.tensors = {{"sequence_index", batch["encoder_index"]}};
+  own.context_parallel = batch.source_parallel;
   if (const at::Tensor& lengths_B1 = batch["encoder_length"]; lengths_B1.defined())
-    own.tensors.set("cu_seqlens", row_bounds(lengths_B1, batch["encoder_index"].size(0)));
+    own.tensors.set("cu_seqlens", row_bounds(lengths_B1, source_length(batch)));
   return layer_context(own, config, nullptr);
 }
 
@@ -52,9 +58,10 @@ LayerContext decoder_context(const MicroBatch& batch, const TransformerConfig& c
   return layer_context(own, config, nullptr);
 }
 
-// Tokens of the longest decoder sequence in the micro-batch, those before it included.
-int64_t decoder_length(int64_t tokens, const GenerationBatch* generation) {
-  if (!generation) return tokens;
+// Tokens of the longest decoder sequence in the micro-batch, those before it and those of other
+// context-parallel ranks included.
+int64_t decoder_length(const LayerContext& context, const GenerationBatch* generation) {
+  if (!generation) return context.positions_SB.size(0) * context.context_parallel.size();
   const at::Tensor& table_RP = generation->table_RP;
   if (table_RP.defined()) return table_RP.size(1) * generation->page_size;  // the same in each step
   int64_t longest = 1;
@@ -141,7 +148,8 @@ at::Tensor T5::encode(const at::Tensor& hidden_SBH, const MicroBatch& batch) {
   notify(here_.embeds_source ? "embedding" : "the previous stage", x_SBH, batch);
   if (!encoder_.layers) return x_SBH;
   if (encoder_.positions)
-    context.distance_bias = encoder_.positions->by_distance(context.positions_SB.size(0));
+    context.distance_bias =
+        encoder_.positions->by_distance(context.positions_SB.size(0) * context.context_parallel.size());
   const Hidden y = encoder_.layers->forward(std::move(x_SBH), context, nullptr);
   if (!encoder_.norm) return apply_bias_grad(y);
   const at::Tensor normed_SBH = encoder_.norm->forward_with_residual(y).normed;
@@ -152,15 +160,16 @@ at::Tensor T5::encode(const at::Tensor& hidden_SBH, const MicroBatch& batch) {
 at::Tensor T5::decode(const at::Tensor& hidden_SBH, const at::Tensor& encoder_output_SBH,
                       const MicroBatch& batch, LayerStates* states) {
   LayerContext context = decoder_context(batch, config_.decoder);
-  context.memory = {.hidden_SBH = encoder_output_SBH, .segments = cross_segments(batch)};
+  context.memory = {.hidden_SBH = encoder_output_SBH,
+                    .segments = cross_segments(batch),
+                    .context_parallel = batch.source_parallel};
   if (batch.training && config_.decoder.adapter_dropout > 0.0)
     context.memory.dropout = encoder_context(batch, config_.encoder).hidden_dropout(0.0, 0, parallel_);
   at::Tensor x_SBH = hidden_SBH;
   if (here_.embeds_target) x_SBH = embed(batch["decoder_tokens"], config_.decoder, context);
   notify(here_.embeds_target ? "embedding" : "the previous stage", x_SBH, batch);
   if (decoder_.positions) {
-    context.distance_bias =
-        decoder_.positions->by_distance(decoder_length(context.positions_SB.size(0), batch.generation.get()));
+    context.distance_bias = decoder_.positions->by_distance(decoder_length(context, batch.generation.get()));
   }
   const Hidden y =
       decoder_.layers ? decoder_.layers->forward(std::move(x_SBH), context, states) : Hidden{x_SBH};

@@ -18,6 +18,7 @@ namespace teratron {
 /// row without padding (undefined: rows without padding); decoder_tokens, decoder_index, labels and
 /// loss_mask [Sd, B]. Without encoder_index the decoder alone runs, with the sources that `states` hold.
 /// Padding at the end of the decoder's rows needs no mask: attention is causal, and no loss counts.
+/// Context-parallel ranks have tokens of both sequences (source_parallel: of the encoder's).
 ///
 /// Channels: the encoder's "hidden" before its end, "encoder_output" from there on, "decoder_hidden".
 /// Word and position embeddings are parameters of the same names on the stages where encoder and decoder

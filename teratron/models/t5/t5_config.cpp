@@ -26,6 +26,9 @@ T5Config t5_config(const Arguments& args, int64_t tokenizer_size) {
   config.encoder.relative.bidirectional = true;
   config.decoder.init_layers = config.encoder.layers;  // as in Megatron-LM
   config.decoder.layers = args.decoder_num_layers.value();
+  if (!config.encoder.context_parallel_comm.empty())
+    config.decoder.context_parallel_comm.assign(static_cast<size_t>(config.decoder.layers),
+                                                config.encoder.context_parallel_comm.front());
   config.decoder.cross_attention = true;
   config.decoder.first_dropout_site = first_decoder_site;
   return config;

@@ -60,9 +60,9 @@ void check_t5(const Arguments& args, std::vector<Problem>& problems) {
          "T5's encoder and decoder share learned positions, or have relative ones",
          "--position-embedding-type", "Use learned_absolute, relative or none");
   if (position == "relative") check_buckets(args, problems);
-  reject(args.context_parallel_size > 1,
-         "context parallelism cuts causal attention, and T5's encoder is not causal",
-         "--context-parallel-size", leave_out);
+  reject(args.context_parallel_size > 1 && args.cp_comm_type.size() > 1,
+         "encoder and decoder communicate in one way, but a list for layers is given", "--cp-comm-type",
+         "Give one of p2p, all_gather and a2a");
   reject(args.window_size.has_value(),
          "sliding windows are for causal attention, and T5's encoder is not causal", "--window-size",
          leave_out);

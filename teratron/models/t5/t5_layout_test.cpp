@@ -38,6 +38,43 @@ INSTANTIATE_TEST_SUITE_P(
                            .overlap_param_gather = true},
                     Layout{.tp = 2, .sequence_parallel = true, .late = true}));
 
+// Context parallelism cuts the sequences of both towers.
+class T5ContextLayouts : public testing::TestWithParam<Layout> {};
+
+TEST_P(T5ContextLayouts, MatchOneRank) {
+  for (const ContextParallelComm comm :
+       {ContextParallelComm::p2p, ContextParallelComm::all_gather, ContextParallelComm::a2a}) {
+    for (const T5Variant& variant : t5_variants()) {
+      T5Config config = variant.config;
+      for (TransformerConfig* const tower : {&config.encoder, &config.decoder})
+        tower->context_parallel_comm.assign(static_cast<size_t>(tower->layers), comm);
+      if (comm == ContextParallelComm::a2a &&
+          config.encoder.query_groups % (GetParam().tp * GetParam().cp) != 0)
+        continue;
+      SCOPED_TRACE(
+          fmt::format("{}, {}, comm {}", variant.name, to_string(GetParam()), static_cast<int>(comm)));
+      const TestModel model = t5_model(config);
+      expect_same(gradients_of(model, GetParam(), at::kDouble), gradients_of(model, {}, at::kDouble), 1e-10);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, T5ContextLayouts,
+                         testing::Values(Layout{.cp = 2}, Layout{.tp = 2, .cp = 2},
+                                         Layout{
+                                             .tp = 2, .cp = 2, .microbatches = 2, .sequence_parallel = true},
+                                         Layout{.pp = 2, .cp = 2, .split = 1, .microbatches = 4},
+                                         Layout{.pp = 3, .cp = 2, .stages = "Et|tttt|tL", .microbatches = 4},
+                                         Layout{.tp = 2,
+                                                .pp = 2,
+                                                .cp = 2,
+                                                .dp = 2,
+                                                .split = 1,
+                                                .microbatches = 2,
+                                                .sequence_parallel = true,
+                                                .sharded = true,
+                                                .overlap_param_gather = true}));
+
 struct OneT5 {
   explicit OneT5(const T5Config& config)
       : parameters({.dtype = at::kDouble, .seed = 3}),

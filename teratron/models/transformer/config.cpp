@@ -51,9 +51,11 @@ RotaryConfig rotary_config(const Arguments& args) {
   return {.base = static_cast<double>(args.rotary_base),
           .percent = args.rotary_percent,
           .interleaved = args.rotary_interleaved,
+          .reversed = args.rotary_reversed,
           .interpolation = static_cast<double>(args.rotary_seq_len_interpolation_factor.value_or(1)),
           .llama3_factor = args.use_rope_scaling ? args.rope_scaling_factor : 0.0,
           .llama3_positions = static_cast<double>(args.rope_scaling_original_max_position_embeddings),
+          .llama3_high = args.rope_scaling_high_freq_factor,
           .yarn = yarn(args),
           .longrope = {.short_factors = args.longrope_short_factors,
                        .long_factors = args.longrope_long_factors,
@@ -66,7 +68,8 @@ std::optional<RotaryConfig> local_rope(const Arguments& args) {
   if (!args.rotary_base_local) return std::nullopt;
   return RotaryConfig{.base = static_cast<double>(*args.rotary_base_local),
                       .percent = args.rotary_percent,
-                      .interleaved = args.rotary_interleaved};
+                      .interleaved = args.rotary_interleaved,
+                      .reversed = args.rotary_reversed};
 }
 
 GluVariant glu(const Arguments& args) {
@@ -78,6 +81,11 @@ GluVariant glu(const Arguments& args) {
 SoftmaxType softmax_type(const Arguments& args) {
   if (args.softmax_type == "learnable") return SoftmaxType::learnable;
   return args.softmax_type == "vanilla" ? SoftmaxType::vanilla : SoftmaxType::off_by_one;
+}
+
+NormWeights norm_weights(const Arguments& args) {
+  if (args.norm_weights == "none") return NormWeights::none;
+  return args.norm_weights == "all" ? NormWeights::all : NormWeights::no_bias;
 }
 
 std::vector<ContextParallelComm> context_parallel_comm(const Arguments& args) {
@@ -128,6 +136,8 @@ RouterOptions router_options(const Arguments& args) {
                       .score = router_score(args),
                       .pre_softmax = args.moe_router_pre_softmax,
                       .normalize = !args.moe_router_unnormalized,
+                      .normalize_one = args.moe_router_normalize_one,
+                      .least_sum = args.moe_router_least_sum,
                       .scaling = args.moe_router_topk_scaling_factor.value_or(1.0),
                       .groups = args.moe_router_num_groups.value_or(0),
                       .group_topk = args.moe_router_group_topk.value_or(0),
@@ -157,7 +167,8 @@ ExpertsConfig experts_config(const Arguments& args) {
                      .dispatch = args.moe_token_dispatcher_type == "alltoall" ? TokenDispatch::all_to_all
                                                                               : TokenDispatch::all_gather,
                      .latent = args.moe_latent_size.value_or(0),
-                     .recompute = args.moe_layer_recompute};
+                     .recompute = args.moe_layer_recompute,
+                     .inputs_weighted = args.moe_apply_probs_on_input};
   if (args.moe_shared_expert_intermediate_size) {
     options.shared = {.mlp = {.ffn_hidden = *args.moe_shared_expert_intermediate_size},
                       .gate = args.moe_shared_expert_gate};
@@ -190,6 +201,7 @@ TransformerConfig transformer_config(const Arguments& args) {
           .norm = {.kind = args.normalization == "RMSNorm" ? NormKind::rms : NormKind::layer,
                    .eps = args.norm_epsilon,
                    .zero_centered = args.apply_layernorm_1p},
+          .norm_weights = norm_weights(args),
           .activation = activation(args),
           .glu = glu(args),
           .linear_bias = args.add_bias_linear,
@@ -198,10 +210,13 @@ TransformerConfig transformer_config(const Arguments& args) {
           .qk_norm = args.qk_layernorm,
           .attention_output_gate = args.attention_output_gate,
           .qk_norm_all_heads = args.qk_layernorm_all_heads,
+          .qk_norm_own_weights = args.qk_layernorm_per_head,
+          .qk_l2_norm = args.qk_l2_norm,
           .residual_after_norm = args.apply_residual_connection_post_layernorm,
           .norm_outputs = args.norm_position == "output",
           .sandwich_norms = args.norm_position == "both",
           .parallel_residual = args.parallel_residual,
+          .one_parallel_norm = args.parallel_residual_one_norm,
           .fp32_residual = args.fp32_residual_connection && (args.bf16 || args.fp16),
           .query_key_layer_scaling = args.apply_query_key_layer_scaling,
           .residual_multiplier = args.residual_multiplier,
@@ -209,6 +224,8 @@ TransformerConfig transformer_config(const Arguments& args) {
           .score_softcap = args.attn_logit_softcapping,
           .softmax = softmax_type(args),
           .windows = attention_windows({args.window_size, args.window_attn_skip_freq}, *args.num_layers),
+          .chunk = args.attention_chunk_size.value_or(0),
+          .temperature = {args.attention_temperature_scale, args.attention_temperature_step},
           .context_parallel_comm = context_parallel_comm(args),
           .init_std = args.init_method_std,
           .xavier_init = args.init_method_xavier_uniform,

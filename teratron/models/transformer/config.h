@@ -15,6 +15,7 @@
 #include "teratron/nn/attention/relative_position.h"
 #include "teratron/nn/attention/rope.h"
 #include "teratron/nn/moe/moe_layer.h"
+#include "teratron/nn/norm.h"
 
 namespace teratron {
 
@@ -86,6 +87,7 @@ struct TransformerConfig {
   std::vector<int64_t> no_rope;            // 1: the layer has no rotation; empty: all have
   RelativePositions relative;
   NormOptions norm;
+  NormWeights norm_weights = NormWeights::all;
   Activation activation = Activation::gelu;
   GluVariant glu;  // of SwiGLU
   std::optional<LatentConfig> latent;
@@ -95,10 +97,13 @@ struct TransformerConfig {
   bool qk_norm = false;
   bool attention_output_gate = false;
   bool qk_norm_all_heads = false;    // over all heads together; RMS norm
+  bool qk_norm_own_weights = false;  // of each head; no biases
+  bool qk_l2_norm = false;           // RMS norms without weights, in layers with a rotation
   bool residual_after_norm = false;  // the residual branches off after the norm
   bool norm_outputs = false;         // of attention and MLP, instead of their inputs
   bool sandwich_norms = false;       // of their outputs besides their inputs (Gemma 2)
   bool parallel_residual = false;    // attention and MLP read the same residual stream
+  bool one_parallel_norm = false;    // and the same norm of it
   bool fp32_residual = false;        // the residual stream is fp32 for any weight dtype
   bool query_key_layer_scaling = false;
   double residual_multiplier = 1.0;  // of what is added to the residual stream
@@ -108,6 +113,8 @@ struct TransformerConfig {
   SoftmaxType softmax = SoftmaxType::vanilla;
   /// Sliding window of each layer, 0: none (see AttentionRequest); empty: none.
   std::vector<int64_t> windows;
+  int64_t chunk = 0;                 // see AttentionRequest, in layers with a rotation
+  AttentionTemperature temperature;  // in layers without a rotation
   /// Communication of each layer's attention under context parallelism; empty: p2p.
   std::vector<ContextParallelComm> context_parallel_comm;
   double init_std = 0.02;

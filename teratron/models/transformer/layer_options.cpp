@@ -38,7 +38,32 @@ static RopeKind rope_kind(const TransformerConfig& config, int64_t layer) {
   return config.local_rope && windowed ? RopeKind::local : RopeKind::usual;
 }
 
+namespace {
+
+struct QkNorm {
+  std::optional<NormOptions> norm = {};
+  HeadNormKind kind = HeadNormKind::each_head;
+  NormWeights weights = NormWeights::all;
+};
+
+QkNorm qk_norm(const TransformerConfig& config, RopeKind rope) {
+  if (config.qk_l2_norm) {
+    if (rope == RopeKind::none) return {};
+    return {.norm = NormOptions{.kind = NormKind::rms, .eps = config.norm.eps}, .weights = NormWeights::none};
+  }
+  if (!config.qk_norm) return {};
+  return {.norm = config.norm,
+          .kind = config.qk_norm_all_heads     ? HeadNormKind::all_heads
+                  : config.qk_norm_own_weights ? HeadNormKind::own_weight
+                                               : HeadNormKind::each_head,
+          .weights = config.norm_weights};
+}
+
+}  // namespace
+
 AttentionLayerOptions self_attention_options(const TransformerConfig& config, int64_t layer) {
+  const RopeKind rope = rope_kind(config, layer);
+  const QkNorm qk = qk_norm(config, rope);
   return {.hidden = config.hidden,
           .heads = config.heads,
           .query_groups = config.query_groups,
@@ -50,16 +75,19 @@ AttentionLayerOptions self_attention_options(const TransformerConfig& config, in
           .dropout_site = dropout_site(config, layer, attention_scores),
           .qkv_init = weight_init(config),
           .output_init = output_init(config),
-          .qk_norm = config.qk_norm ? std::optional(config.norm) : std::nullopt,
-          .qk_norm_all_heads = config.qk_norm_all_heads,
+          .qk_norm = qk.norm,
+          .qk_norm_kind = qk.kind,
+          .qk_norm_weights = qk.weights,
           .output_gate = config.attention_output_gate,
           .alibi = config.position == PositionEmbedding::alibi,
           .distance_bias = config.position == PositionEmbedding::relative,
           .scale = config.softmax_scale,
           .softcap = config.score_softcap,
           .softmax = config.softmax,
-          .rope = rope_kind(config, layer),
+          .rope = rope,
           .window = config.windows.empty() ? 0 : config.windows.at(layer),
+          .chunk = rope == RopeKind::none ? 0 : config.chunk,
+          .temperature = rope == RopeKind::none ? config.temperature : AttentionTemperature(),
           .score_divisor = config.query_key_layer_scaling ? static_cast<double>(layer + 1) : 1.0,
           .recompute_core = config.recompute.granularity == RecomputeConfig::Granularity::attention_core,
           .context_parallel_comm = config.context_parallel_comm.empty()
@@ -91,7 +119,8 @@ AttentionLayerOptions cross_attention_options(const TransformerConfig& config, i
   options.output_gate = false;
   options.alibi = false;
   options.distance_bias = false;
-  options.window = 0;
+  options.window = options.chunk = 0;
+  options.temperature = {};
   options.softmax = SoftmaxType::vanilla;
   return options;
 }

@@ -84,8 +84,10 @@ std::vector<BranchOptions> transformer_branches(const TransformerConfig& config,
   std::vector<BranchOptions> branches = {self_attention_branch(config, layer)};
   if (config.cross_attention) branches.push_back(cross_attention_branch(config, layer));
   branches.push_back(feed_forward_branch(config, layer));
-  for (size_t i = 1; config.parallel_residual && i < branches.size(); ++i)
-    branches[i].input = BranchInput::same_stream;
+  for (size_t i = 1; config.parallel_residual && i < branches.size(); ++i) {
+    branches[i].input = config.one_parallel_norm ? BranchInput::same_normed : BranchInput::same_stream;
+    if (config.one_parallel_norm) branches[i].norm = "";
+  }
   return branches;
 }
 

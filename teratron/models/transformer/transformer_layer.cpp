@@ -30,8 +30,9 @@ TransformerLayer::TransformerLayer(const Scope& scope, const TransformerConfig& 
   const std::vector<BranchOptions> branches = branches_of(config, layer);
   if (hidden_dropout_ > 0.0) check_dropouts(branches);
   const auto norm = [&](const std::string& name) {
-    return name.empty() ? std::nullopt
-                        : std::optional(Norm(scope / name, config.hidden, config.norm, parallel));
+    return name.empty()
+               ? std::nullopt
+               : std::optional(Norm(scope / name, config.hidden, config.norm, parallel, config.norm_weights));
   };
   for (const BranchOptions& branch : branches) {
     branches_.push_back({norm(branch.norm), norm(branch.output_norm), nullptr,

@@ -110,6 +110,32 @@ AttentionBackend choose(const AttentionRequest& request) {
   return choose_backend(shape_of(request));
 }
 
+// The chunks of each segment as segments: all are the same number of tokens but the last ones, which may be
+// empty, so that shapes do not depend on the segments.
+AttentionRequest in_chunks(const AttentionRequest& request) {
+  TERATRON_ASSERT(is_causal(request) && !request.packed.defined(), "chunks of other than causal attention");
+  AttentionRequest chunks = request;
+  chunks.chunk = 0;
+  const int64_t queries = request.q_SBND.size(0), keys = request.k_SBGD.size(0);
+  const Segments& given = request.segments;
+  if (!given.defined() && keys <= request.chunk) return chunks;
+  const at::TensorOptions i32 = request.q_SBND.options().dtype(at::kInt).requires_grad(false);
+  const auto samples = [&](int64_t length) { return at::arange(request.q_SBND.size(1) + 1, i32) * length; };
+  const at::Tensor cu_q = given.defined() ? given.cu_seqlens_q : samples(queries);
+  const at::Tensor cu_k = given.defined() ? given.keys() : samples(keys);
+  const auto lengths = [](const at::Tensor& cu) { return cu.slice(0, 1) - cu.slice(0, 0, -1); };
+  const at::Tensor start_J = at::arange((keys + request.chunk - 1) / request.chunk, i32) * request.chunk;
+  const auto bounds = [&](const at::Tensor& cu, const at::Tensor& start_IJ) {
+    const at::Tensor within_IJ = at::minimum(start_IJ.clamp_min(0), lengths(cu).unsqueeze(1));
+    const at::Tensor bound_IJ = within_IJ + cu.slice(0, 0, -1).unsqueeze(1);
+    return at::cat({bound_IJ.flatten(), cu.slice(0, -1)}).contiguous();
+  };
+  // Queries are the last tokens of the keys; a segment's first chunk begins with its first query.
+  const at::Tensor before_I = (lengths(cu_k) - lengths(cu_q)).clamp_min(0);
+  chunks.segments = {bounds(cu_q, start_J - before_I.unsqueeze(1)), bounds(cu_k, start_J.unsqueeze(0))};
+  return chunks;
+}
+
 // Packed rows cost what their samples do.
 bool packs(AttentionBackend backend) {
   return backend == AttentionBackend::flash_cpu || backend == AttentionBackend::flash_varlen;
@@ -185,6 +211,7 @@ at::Tensor with_padded_values(const AttentionRequest& request,
 }
 
 at::Tensor attention(const AttentionRequest& request) {
+  if (request.chunk > 0) return attention(in_chunks(request));
   if (request.sinks_N.defined()) return attention_with_sinks(request);
   if (pads_values(request)) return with_padded_values(request, attention);
   const AttentionBackend backend = choose(request);

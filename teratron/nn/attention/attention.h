@@ -53,6 +53,9 @@ struct AttentionRequest {
   /// Sliding window (Beltagy et al. 2020): number of keys that a causal query sees, its own position
   /// included; 0: all.
   int64_t window = 0;
+  /// Causal queries see keys of their chunk alone: chunks of so many tokens from the beginning of each
+  /// segment on (Llama 4). 0: no chunks. Not in packed rows.
+  int64_t chunk = 0;
   /// [N] ALiBi slopes of this rank's heads (nn/attention/alibi.h); undefined: no bias.
   at::Tensor alibi_slopes;
   /// [N, Sq + Sk - 1] of this rank's heads, in f64 for f64 queries, else f32: the score of query i and key j

@@ -95,6 +95,7 @@ AttentionRequest CoreAttention::request(const QueryKeyValue& qkv, const LayerCon
           .sinks_N = sinks_ ? autograd_tensor(*sinks_) : zero_sinks_N_,
           .mask = options_.mask,
           .window = options_.window,
+          .chunk = options_.chunk,
           .alibi_slopes = alibi_slopes_N_,
           .score_divisor = options_.score_divisor,
           .dropout = context.training ? options_.dropout : 0.0,
@@ -112,10 +113,19 @@ at::Tensor CoreAttention::forward(const QueryKeyValue& qkv, const Segments& segm
   AttentionRequest whole = request(qkv, context);
   whole.segments = segments;
   whole.packed = context.packed;
+  const int64_t ranks = context.context_parallel.size();
   if (options_.distance_bias)
-    whole.distance_bias = narrow_bias(context.distance_bias, qkv.q_SBND.size(0), qkv.k_SBGD.size(0));
-  if (context.context_parallel.size() > 1)
+    whole.distance_bias =
+        narrow_bias(context.distance_bias, ranks * qkv.q_SBND.size(0), ranks * qkv.k_SBGD.size(0));
+  if (ranks > 1)
     return context_parallel_attention(whole, context.context_parallel, options_.context_parallel_comm);
+  return attention(whole);
+}
+
+at::Tensor CoreAttention::forward_gathered(const QueryKeyValue& qkv, const Segments& segments,
+                                           const LayerContext& context) const {
+  AttentionRequest whole = request(qkv, context);
+  whole.segments = segments;
   return attention(whole);
 }
 
@@ -142,14 +152,17 @@ at::Tensor CoreAttention::forward_cross(const at::Tensor& q_SBND, const KeyValue
 SelfAttention::SelfAttention(const Scope& scope, const AttentionLayerOptions& options,
                              const TensorParallel& parallel)
     : core_(options, scope, parallel.group),
+      temperature_(options.temperature),
       output_gate_(options.output_gate),
       qkv_(scope / "linear_qkv", qkv_projection(options), parallel),
       output_(scope / "linear_proj", output_projection(options), parallel) {
   TERATRON_ASSERT(core_.v_channels() == core_.kv_channels(), "values of another width in one projection");
   if (!options.qk_norm) return;
   const auto norm = [&](const char* name, int64_t heads) {
-    return make_head_norm(scope / name, {*options.qk_norm, heads, options.kv_channels}, parallel.group,
-                          options.qk_norm_all_heads);
+    return make_head_norm(
+        scope / name,
+        {*options.qk_norm, heads, options.kv_channels, options.qk_norm_kind, options.qk_norm_weights},
+        parallel.group);
   };
   q_norm_ = norm("q_layernorm", options.heads);
   k_norm_ = norm("k_layernorm", options.query_groups);
@@ -184,6 +197,17 @@ SelfAttention::Projected SelfAttention::project_gated(const at::Tensor& x_SBH, c
   return projected;
 }
 
+at::Tensor SelfAttention::tempered(const at::Tensor& q, const LayerContext& context) const {
+  if (temperature_.scale == 0.0) return q;
+  const auto step = static_cast<double>(temperature_.step);
+  const at::Tensor position_SB = context.positions_SB.to(main_grad_dtype(q.scalar_type())) + 1.0;
+  const at::Tensor factor_SB = at::log1p(at::floor(position_SB / step)) * temperature_.scale + 1.0;
+  const std::vector<int64_t> ones(static_cast<size_t>(q.dim() - 2), 1);
+  std::vector<int64_t> shape = factor_SB.sizes().vec();
+  shape.insert(shape.end(), ones.begin(), ones.end());
+  return (q * factor_SB.view(shape)).to(q.scalar_type());
+}
+
 void SelfAttention::position(QueryKeyValue& qkv, const LayerContext& context) {
   qkv.q_SBND = q_norm_->forward(qkv.q_SBND);
   qkv.k_SBGD = k_norm_->forward(qkv.k_SBGD);
@@ -204,6 +228,7 @@ at::Tensor SelfAttention::decode(const Normed& x_SBH, const KeyValuePages& pages
     qkv.q = q_norm_->forward(qkv.q.flatten(2, 3)).unflatten(2, {groups, per_group});
     qkv.k = k_norm_->forward(qkv.k);
   }
+  qkv.q = tempered(qkv.q, context);
   return gated(core_.decode(qkv, pages, context), gate_SBF);
 }
 
@@ -212,7 +237,8 @@ Hidden SelfAttention::forward_add_residual(const Normed& normed_SBH, const Resid
   if (state && decodes_all(context, normed_SBH.sizes()[0]))
     return output_.forward_add_residual(decode(normed_SBH, pages_of(*state), context), residual);
   const at::Tensor x_SBH = normed_SBH.tensor();
-  const auto [qkv, gate_SBF] = project(x_SBH, residual.dropout, context);
+  auto [qkv, gate_SBF] = project(x_SBH, residual.dropout, context);
+  qkv.q_SBND = tempered(qkv.q_SBND, context);
   const at::Tensor attended = state ? core_.forward_paged(qkv, pages_of(*state), context)
                                     : core_.forward(qkv, context.segments, context);
   return output_.forward_add_residual(gated(attended, gate_SBF), residual);
@@ -242,7 +268,10 @@ QueryKeyValue CrossAttention::project_memory(const Memory& memory) {
 at::Tensor CrossAttention::attend(const at::Tensor& q_SBND, const LayerContext& context) {
   QueryKeyValue qkv = project_memory(context.memory);
   qkv.q_SBND = q_SBND;
-  return core_.forward(qkv, context.memory.segments, context);
+  if (context.context_parallel.size() == 1) return core_.forward(qkv, context.memory.segments, context);
+  qkv.k_SBGD = gather_tokens(qkv.k_SBGD, context.memory.context_parallel);
+  qkv.v_SBGD = gather_tokens(qkv.v_SBGD, context.memory.context_parallel);
+  return core_.forward_gathered(qkv, context.memory.segments, context);
 }
 
 at::Tensor CrossAttention::attend_paged(const at::Tensor& q_SBND, const LayerContext& context,

@@ -1,7 +1,7 @@
 // Attention layers with their projections, multi-head or grouped-query, tensor-parallel over query groups. A
 // group with more ranks than one has its key/value head on all of them, each with some of its query heads.
 // Optional: query-key normalization (Henry et al. 2020), ALiBi, relative position biases, sliding window,
-// soft cap of scores, sinks; other rotations, or none, in some layers.
+// chunks, soft cap of scores, sinks, temperatures by position; other rotations, or none, in some layers.
 #pragma once
 
 #include <algorithm>
@@ -27,6 +27,12 @@ enum class SoftmaxType : uint8_t {
 /// Which of the context's rotations queries and keys have.
 enum class RopeKind : uint8_t { usual, local, none };
 
+/// Queries at position p are multiplied by 1 + scale ln(1 + floor((p + 1) / step)) (Llama 4).
+struct AttentionTemperature {
+  double scale = 0.0;  // 0: they are not
+  int64_t step = 8192;
+};
+
 struct AttentionLayerOptions {
   int64_t hidden = 0;
   int64_t heads = 0;         // query heads
@@ -41,7 +47,8 @@ struct AttentionLayerOptions {
   Init qkv_init;
   Init output_init;
   std::optional<NormOptions> qk_norm;  // of each head's query and key, before RoPE; self-attention only
-  bool qk_norm_all_heads = false;      // of the queries of all heads together, and of the keys; RMS norm
+  HeadNormKind qk_norm_kind = HeadNormKind::each_head;
+  NormWeights qk_norm_weights = NormWeights::all;
   bool output_gate = false;  // each head's output times the sigmoid of its gate; self-attention only
   bool alibi = false;
   bool distance_bias = false;  // the context's
@@ -49,7 +56,9 @@ struct AttentionLayerOptions {
   double softcap = 0.0;        // see AttentionRequest
   SoftmaxType softmax = SoftmaxType::vanilla;
   RopeKind rope = RopeKind::usual;
-  int64_t window = 0;          // see AttentionRequest
+  int64_t window = 0;  // see AttentionRequest
+  int64_t chunk = 0;   // see AttentionRequest
+  AttentionTemperature temperature;
   double score_divisor = 1.0;  // see AttentionRequest
   bool recompute_core = false;
   ContextParallelComm context_parallel_comm = ContextParallelComm::p2p;
@@ -67,6 +76,9 @@ class CoreAttention {
   CoreAttention(const AttentionLayerOptions& options, const Scope& scope, const Group& group);
   /// -> [Sq, B, N * D] for the D of values.
   at::Tensor forward(const QueryKeyValue& qkv, const Segments& segments, const LayerContext& context) const;
+  /// forward() over keys and values of all tokens, of whichever context-parallel ranks they are.
+  at::Tensor forward_gathered(const QueryKeyValue& qkv, const Segments& segments,
+                              const LayerContext& context) const;
   /// forward() for the rows of a generation, whose keys and values are added to the pages.
   at::Tensor forward_paged(const QueryKeyValue& qkv, const KeyValuePages& pages,
                            const LayerContext& context) const;
@@ -116,11 +128,14 @@ class SelfAttention : public Mixer {
   };
   Projected project(const at::Tensor& x_SBH, const DropoutArgs& dropout, const LayerContext& context);
   Projected project_gated(const at::Tensor& x_SBH, const DropoutArgs& dropout, const LayerContext& context);
+  /// Queries [S, B, ...] times their temperature.
+  at::Tensor tempered(const at::Tensor& q, const LayerContext& context) const;
   /// Normed, then rotated.
   void position(QueryKeyValue& qkv, const LayerContext& context);
   at::Tensor decode(const Normed& x_SBH, const KeyValuePages& pages, const LayerContext& context);
 
   CoreAttention core_;
+  AttentionTemperature temperature_;
   bool output_gate_;
   ColumnLinear qkv_;
   RowLinear output_;

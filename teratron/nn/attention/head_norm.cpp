@@ -19,11 +19,44 @@ class EachHeadNorm : public HeadNorm {
  public:
   // Replicated, but each rank sees only its own heads, so the gradients are summed over the ranks.
   EachHeadNorm(const Scope& scope, const HeadNormOptions& options, const Group& group)
-      : norm_(scope, options.width, options.norm, TensorParallel{group, true}) {}
+      : norm_(scope, options.width, options.norm, TensorParallel{group, true}, options.weights) {}
   at::Tensor forward(const at::Tensor& x_SBND) override { return norm_.forward(x_SBND); }
 
  private:
   Norm norm_;
+};
+
+// Rows of weights that are cut as heads are.
+Shard shard_of_heads(std::vector<int64_t> shape, int64_t rows_of_head, const HeadNormOptions& options,
+                     const Group& group) {
+  return options.heads < group.size
+             ? Shard::split_groups(std::move(shape), {0, rows_of_head}, group.size, group.rank)
+             : Shard::split(std::move(shape), 0, group.size, group.rank);
+}
+
+// Factor of weights that begin as ones.
+at::Tensor factor(const at::Tensor& weight, const NormOptions& options) {
+  return options.zero_centered ? weight + 1.0 : weight;
+}
+
+class OwnWeightNorm : public HeadNorm {
+ public:
+  OwnWeightNorm(const Scope& scope, const HeadNormOptions& options, const Group& group)
+      : options_(options.norm),
+        norm_(scope, options.width, options.norm, TensorParallel{group, true}, NormWeights::none),
+        weight_ND_(scope.parameter(
+            "weight", {.shard = shard_of_heads({options.heads, options.width}, 1, options, group),
+                       .init = options.norm.zero_centered ? Init::zeros() : Init::ones(),
+                       .param_group = ParamGroup::no_weight_decay})) {}
+
+  at::Tensor forward(const at::Tensor& x_SBND) override {
+    return norm_.forward(x_SBND) * factor(autograd_tensor(weight_ND_), options_);
+  }
+
+ private:
+  NormOptions options_;
+  Norm norm_;
+  Parameter& weight_ND_;
 };
 
 at::ScalarType wide(const at::Tensor& x) {
@@ -39,9 +72,8 @@ struct AllHeadsNormFunction : torch::autograd::Function<AllHeadsNormFunction> {
     double width;  // of all heads
   };
 
-  static at::Tensor factor(const at::Tensor& weight, const NormOptions& options) {
-    const at::Tensor w = weight.detach().to(wide(weight));
-    return options.zero_centered ? w + 1.0 : w;
+  static at::Tensor wide_factor(const at::Tensor& weight, const NormOptions& options) {
+    return factor(weight.detach().to(wide(weight)), options);
   }
 
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_SBF, const at::Tensor& /*anchor*/,
@@ -54,7 +86,7 @@ struct AllHeadsNormFunction : torch::autograd::Function<AllHeadsNormFunction> {
     save_pointer(context, "group", args.group);
     context->saved_data["zero_centered"] = args.options.zero_centered;
     context->saved_data["width"] = args.width;
-    return (x * rstd * factor(args.weight->tensor, args.options)).to(args.weight->tensor.scalar_type());
+    return (x * rstd * wide_factor(args.weight->tensor, args.options)).to(args.weight->tensor.scalar_type());
   }
 
   // dx = rstd (g - xhat avg(g xhat)) with g = dy w
@@ -66,7 +98,7 @@ struct AllHeadsNormFunction : torch::autograd::Function<AllHeadsNormFunction> {
     const at::Tensor& rstd = saved[1];
     const at::Tensor xhat = saved[0].to(rstd.scalar_type()) * rstd;
     const at::Tensor dy = gradients[0].to(rstd.scalar_type());
-    const at::Tensor g = dy * factor(weight->tensor, options);
+    const at::Tensor g = dy * wide_factor(weight->tensor, options);
     const at::Tensor product = reduce_from((g * xhat).sum(-1, true), group);
     accumulate_grad(*weight, (dy * xhat).flatten(0, -2).sum(0));
     const at::Tensor dx = rstd * (g - xhat * (product / context->saved_data["width"].toDouble()));
@@ -79,9 +111,10 @@ class AllHeadsNorm : public HeadNorm {
   AllHeadsNorm(const Scope& scope, const HeadNormOptions& options, const Group& group)
       : options_(options), group_(group) {
     TERATRON_ASSERT(options.norm.kind == NormKind::rms, "only an RMS norm is sharded over heads");
-    weight_ = &scope.parameter("weight", {.shard = shard(options, group),
-                                          .init = options.norm.zero_centered ? Init::zeros() : Init::ones(),
-                                          .param_group = ParamGroup::no_weight_decay});
+    weight_ = &scope.parameter(
+        "weight", {.shard = shard_of_heads({options.heads * options.width}, options.width, options, group),
+                   .init = options.norm.zero_centered ? Init::zeros() : Init::ones(),
+                   .param_group = ParamGroup::no_weight_decay});
   }
 
   at::Tensor forward(const at::Tensor& x_SBND) override {
@@ -94,13 +127,6 @@ class AllHeadsNorm : public HeadNorm {
   }
 
  private:
-  static Shard shard(const HeadNormOptions& options, const Group& group) {
-    const int64_t width = options.heads * options.width;
-    return options.heads < group.size
-               ? Shard::split_groups({width}, {0, options.width}, group.size, group.rank)
-               : Shard::split({width}, 0, group.size, group.rank);
-  }
-
   HeadNormOptions options_;
   Group group_;
   Parameter* weight_;
@@ -109,8 +135,15 @@ class AllHeadsNorm : public HeadNorm {
 }  // namespace
 
 std::unique_ptr<HeadNorm> make_head_norm(const Scope& scope, const HeadNormOptions& options,
-                                         const Group& group, bool all_heads) {
-  if (all_heads) return std::make_unique<AllHeadsNorm>(scope, options, group);
+                                         const Group& group) {
+  switch (options.kind) {
+    case HeadNormKind::all_heads:
+      return std::make_unique<AllHeadsNorm>(scope, options, group);
+    case HeadNormKind::own_weight:
+      return std::make_unique<OwnWeightNorm>(scope, options, group);
+    case HeadNormKind::each_head:
+      break;
+  }
   return std::make_unique<EachHeadNorm>(scope, options, group);
 }
 

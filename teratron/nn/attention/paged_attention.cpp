@@ -66,6 +66,7 @@ at::Tensor decode(const PagedDecodeInputs& inputs, const AttentionRequest& reque
   PagedDecodeOptions options{.scale = request.scale,
                              .softcap = request.softcap,
                              .window = request.window,
+                             .chunk = request.chunk,
                              .page_size = batch.page_size,
                              .alibi_slopes = request.alibi_slopes,
                              .distance_bias = request.distance_bias};

@@ -39,9 +39,10 @@ struct Rotation : torch::autograd::Function<Rotation> {
 // Llama 3.1's constants (Grattafiori et al. 2024).
 at::Tensor llama3_scaled(const at::Tensor& frequencies, const RotaryConfig& config) {
   constexpr double low = 1.0;
-  constexpr double high = 4.0;
+  const double high = config.llama3_high;
   const at::Tensor periods = frequencies * (config.llama3_positions / (2.0 * M_PI));
-  const at::Tensor unscaled = ((periods - low) / (high - low)).clamp(0.0, 1.0);
+  const at::Tensor unscaled = high > low ? ((periods - low) / (high - low)).clamp(0.0, 1.0)
+                                         : periods.gt(low).to(frequencies.scalar_type());
   return frequencies * (unscaled + (1.0 - unscaled) / config.llama3_factor);
 }
 
@@ -104,7 +105,8 @@ RotaryEmbedding::RotaryEmbedding(const Options& options, const at::TensorOptions
   const bool wide = c10::typeMetaToScalarType(model.dtype()) == at::kDouble;
   const auto target = at::TensorOptions().dtype(wide ? at::kDouble : at::kFloat).device(model.device());
   const double magnitude = attention_factor(options.config.yarn) * longrope.magnitude;
-  table_ = {(angles.cos() * magnitude).to(target), (angles.sin() * magnitude).to(target)};
+  const double direction = options.config.reversed ? -1.0 : 1.0;
+  table_ = {(angles.cos() * magnitude).to(target), (angles.sin() * (magnitude * direction)).to(target)};
 }
 
 at::Tensor RotaryEmbedding::apply(const at::Tensor& x, const at::Tensor& positions_SB) const {

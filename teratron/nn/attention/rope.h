@@ -34,11 +34,13 @@ struct RotaryConfig {
   double base = 10000.0;
   double percent = 1.0;  // rotated fraction of the head width
   bool interleaved = false;
+  bool reversed = false;       // by negative angles
   double interpolation = 1.0;  // positions are divided by this (Chen et al. 2023)
   /// Llama 3's frequency scaling; 0: none. Wavelengths above `llama3_positions` are stretched by this factor,
   /// those below a quarter of it are unchanged, with linear interpolation in between.
   double llama3_factor = 0.0;
   double llama3_positions = 8192.0;
+  double llama3_high = 4.0;  // in place of the quarter's 4; 1: nothing lies in between
   Yarn yarn;
   LongRope longrope;
 };

@@ -60,12 +60,15 @@ class SelfAttentionCost {
     const double rotated = q_ + kv_;
     double inputs = qkv() + (is_view() ? 0.0 : q_);  // of attention
     if (options_.qk_norm) {
-      const double rows = sizes_.tokens * (options_.qk_norm_all_heads ? 2.0 : heads_ + groups_);
+      const double rows =
+          sizes_.tokens * (options_.qk_norm_kind == HeadNormKind::all_heads ? 2.0 : heads_ + groups_);
       const double statistics = options_.qk_norm->kind == NormKind::rms ? 1.0 : 2.0;
       op.saved = rotated + rows * sizes_.statistic * statistics;
       inputs = qkv() + rotated;
       op.bytes += 3.0 * rotated;
+      if (options_.qk_norm_kind == HeadNormKind::own_weight) op.saved += rotated;  // before the weights
     }
+    if (options_.temperature.scale != 0.0) op.saved += q_ / sizes_.element * 4.0;
     // Copies for every head take the place of keys and values; queries that are a view keep the projection.
     if (repeats_groups() && !recomputes())
       inputs = (options_.qk_norm || !is_view() ? q_ : qkv()) + repeated();
@@ -169,7 +172,9 @@ AttentionShape attention_shape(const AttentionLayerOptions& options, const RankB
           .width = options.kv_channels,
           .causal = options.mask == Mask::causal,
           .window = options.window,
-          .segments = batch.segmented ? std::optional(batch.batch.samples) : std::nullopt,
+          .segments = batch.segmented || (options.chunk > 0 && options.chunk < keys)
+                          ? std::optional(batch.batch.samples)
+                          : std::nullopt,
           .dropout = options.dropout,
           .biased = options.alibi || options.distance_bias,
           .capped = options.softcap > 0.0};

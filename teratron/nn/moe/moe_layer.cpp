@@ -50,10 +50,22 @@ DispatcherOptions dispatcher_options(const MoeOptions& options, const TensorPara
 
 }  // namespace
 
+// Rows of no expert may hold anything, of which nothing may reach the gradient of the probabilities.
+static at::Tensor weighted_rows(const at::Tensor& x_RH, const at::Tensor& probs_R,
+                                const Permutation& permutation) {
+  const at::Tensor& ends_E = permutation.ends_E;
+  const at::Tensor unused_R1 =
+      at::arange(x_RH.size(0), ends_E.options()).ge(ends_E.select(0, -1)).unsqueeze(1);
+  return (x_RH.masked_fill(unused_R1, 0.0) * probs_R.unsqueeze(1))
+      .masked_fill(unused_R1, 0.0)
+      .to(x_RH.scalar_type());
+}
+
 MoeLayer::MoeLayer(const Scope& scope, const MoeOptions& options, const TensorParallel& parallel,
                    const Mesh& mesh)
     : name_(scope.prefix()),
       recompute_(options.recompute),
+      inputs_weighted_(options.inputs_weighted),
       parallel_(expert_groups(name_, options.dispatch, parallel, mesh)),
       first_expert_(parallel_.local(options.experts.experts).first),
       dispatcher_(dispatcher_options(options, parallel, mesh), parallel_) {
@@ -99,7 +111,9 @@ at::Tensor MoeLayer::run(const at::Tensor& x_SBH, const LayerContext& context) {
   const Router::Output routed = router_->forward(x_SBH, context);
   const auto experts = [&](const at::Tensor& x_RH, const at::Tensor& probs_R,
                            const Permutation& permutation) {
-    const at::Tensor y_RH = experts_->forward(x_RH, probs_R, permutation);
+    const at::Tensor y_RH = inputs_weighted_ ? experts_->forward(weighted_rows(x_RH, probs_R, permutation),
+                                                                 at::ones_like(probs_R), permutation)
+                                             : experts_->forward(x_RH, probs_R, permutation);
     if (context.notify) notify_of_experts(y_RH, permutation, context);
     return y_RH;
   };

@@ -2,6 +2,8 @@
 //
 //   y_t = sum over the experts e that the router chose for token t of  p_te expert_e(x_t)  (+ shared(x_t))
 //
+// or, with inputs_weighted, the sum of expert_e(p_te x_t) (Llama 4).
+//
 // With latent experts (LatentMoE) W2 sum p_te expert_e(W1 x_t) takes the place of the sum: experts and what
 // is sent between ranks are narrower than the tokens.
 //
@@ -25,6 +27,7 @@ struct MoeOptions {
   int64_t latent = 0;  // width of the experts' inputs and outputs; 0: that of the tokens
   Init latent_in_init, latent_out_init;
   bool recompute = false;  // in backward
+  bool inputs_weighted = false;
 };
 
 class MoeLayer : public FeedForward {
@@ -43,6 +46,7 @@ class MoeLayer : public FeedForward {
 
   std::string name_;
   bool recompute_;
+  bool inputs_weighted_;
   ExpertParallel parallel_;
   int64_t first_expert_;
   std::vector<Parameter*> parameters_;

@@ -56,7 +56,9 @@ Routing route(const at::Tensor& logits_TE, const at::Tensor& expert_bias_E, cons
   const at::Tensor experts_TK = top_experts(within_best_groups(selected_by, options), options.topk);
   at::Tensor probs_TK = scores_TE.gather(1, experts_TK);
   if (softmax && !options.pre_softmax) probs_TK = probs_TK.softmax(-1);
-  if (!softmax && options.normalize && options.topk > 1)
+  if (softmax && options.pre_softmax && options.least_sum)
+    probs_TK = probs_TK / probs_TK.sum(-1, /*keepdim=*/true).clamp_min(*options.least_sum);
+  if (!softmax && options.normalize && (options.topk > 1 || options.normalize_one))
     probs_TK = probs_TK / (probs_TK.sum(-1, /*keepdim=*/true) + sum_floor);
   if (options.scaling != 1.0) probs_TK = probs_TK * options.scaling;
   return {experts_TK, probs_TK.to(logits_TE.scalar_type())};

@@ -1,9 +1,11 @@
 // Which experts see a token, as functions of the router's logits [T, E] (T tokens, E experts, K per token).
 //
 //   softmax (Shazeer et al. 2017)        top-k of the logits, then softmax over the chosen ones; or softmax
-//                                        over all experts, then top-k, not renormalised (pre_softmax)
+//                                        over all experts, then top-k, not renormalised (pre_softmax) unless
+//                                        there is a least sum to divide by (ERNIE 4.5)
 //   sigmoid (DeepSeek-V3), sqrtsoftplus  s = sigmoid(l) or sqrt(softplus(l)); top-k of s + expert bias; the
-//                                        probabilities are s, without the bias, divided by their sum if K > 1
+//                                        probabilities are s, without the bias, divided by their sum if K >
+//                                        1, or also if it is 1 (normalize_one)
 //   sinkhorn (Clark et al. 2022)         training: top-k of a balanced assignment of the tokens
 //
 // Scores are computed in fp32 (fp64 for fp64 logits). Ties go to the lowest expert, those between tokens to
@@ -11,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include <ATen/core/Tensor.h>
 
@@ -23,7 +26,9 @@ struct RoutingOptions {
   RouterScore score = RouterScore::softmax;
   bool pre_softmax = false;
   bool normalize = true;  // sigmoid and sqrtsoftplus: divide by the sum
-  double scaling = 1.0;   // of the probabilities
+  bool normalize_one = false;
+  std::optional<double> least_sum = {};  // pre_softmax: divide by the sum, or by this if it is less
+  double scaling = 1.0;                  // of the probabilities
   /// Group-limited: only the experts of `group_topk` groups of consecutive experts are candidates, those with
   /// the largest sum of their `group_score_topk` best scores, by default topk / group_topk. 0: no groups.
   int64_t groups = 0;

@@ -170,6 +170,9 @@ std::shared_ptr<const ContextCut> make_context_cut(std::span<const int32_t> boun
   cut->rows_SB = on_device(rows, device).view({own, samples});
   cut->order = on_device(order, device);
   cut->inverse_order = on_device(inverse, device);
+  std::vector<int32_t> documents(bounds.begin(), bounds.end());
+  documents.push_back(static_cast<int32_t>(samples * length));
+  cut->cu_documents = on_device(documents, device);
   cut->first_over_all = segments_over_all(all, group.rank, /*first=*/true, device);
   cut->second_over_all = segments_over_all(all, group.rank, /*first=*/false, device);
   return cut;
@@ -180,6 +183,14 @@ std::shared_ptr<const ContextCut> make_context_cut(int64_t samples, int64_t leng
   std::vector<int32_t> bounds;
   for (int64_t b = 0; b < samples; ++b) bounds.push_back(static_cast<int32_t>(b * length));
   return make_context_cut(bounds, samples, length, group, device);
+}
+
+// A rank has chunks `rank` and 2 R - 1 - rank of a sample's 2 R.
+at::Tensor bounds_on_rank(const at::Tensor& cu_seqlens, int64_t length, const Group& group, int64_t rank) {
+  const int64_t chunk = length / (2 * group.size);
+  const at::Tensor sample = at::floor_divide(cu_seqlens, length), token = cu_seqlens - sample * length;
+  const auto before = [&](int64_t number) { return (token - number * chunk).clamp(0, chunk); };
+  return (sample * (2 * chunk) + before(rank) + before(2 * group.size - 1 - rank)).to(at::kInt).contiguous();
 }
 
 at::Tensor cut_tokens(const at::Tensor& x_SB, const ContextParallel& context) {

@@ -39,6 +39,7 @@ struct ContextCut {
   /// Segments of this rank's queries and all keys: the first chunks of documents and the keys that they may
   /// see; the other queries see no key. Then the second chunks.
   Segments first_over_all, second_over_all;
+  at::Tensor cu_documents;  // i32: documents among the tokens of all ranks, sample by sample
   /// See contiguous_parts.h.
   TokenMove to_contiguous, from_contiguous;
 };
@@ -59,6 +60,9 @@ struct ContextParallel {
   int64_t size() const { return group.size; }
 };
 
+/// Bounds of segments of whole samples [S, B], in a cut where every sample is one document -> bounds of their
+/// tokens on a rank, of S / ranks per sample.
+at::Tensor bounds_on_rank(const at::Tensor& cu_seqlens, int64_t length, const Group& group, int64_t rank);
 /// x [S, B, ...] -> this rank's tokens [S / ranks, B, ...].
 at::Tensor cut_tokens(const at::Tensor& x_SB, const ContextParallel& context);
 /// This rank's tokens of x -> those of all ranks in order, [S, B, ...]. Differentiable (S -> V of

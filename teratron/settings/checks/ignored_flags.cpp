@@ -26,7 +26,7 @@ constexpr IgnoredFlags ignored_flags[] = {
     {"num_query_groups", without, "--group-query-attention"},
     {"rotary_percent rotary_base rotary_interleaved rotary_seq_len_interpolation_factor", without,
      "--position-embedding-type rope|yarn"},
-    {"use_rope_scaling rope_scaling_factor rope_scaling_original_max_position_embeddings", without,
+    {"use_rope_scaling rope_scaling_factor rope_scaling_original_max_position_embeddings rope_scaling_high_freq_factor", without,
      "--position-embedding-type rope"},
     {"rotary_scaling_factor yarn_original_max_position_embeddings yarn_beta_fast yarn_beta_slow "
      "yarn_correction_range_round_to_int mscale mscale_all_dim", without,
@@ -40,13 +40,17 @@ constexpr IgnoredFlags ignored_flags[] = {
     {"kv_channels", with, "--multi-latent-attention"},
     {"yarn_original_max_position_embeddings yarn_beta_fast yarn_beta_slow yarn_correction_range_round_to_int mscale "
      "mscale_all_dim", with, "--rotary-scaling-factor 1.0"},
-    {"rope_scaling_factor rope_scaling_original_max_position_embeddings", without, "--use-rope-scaling"},
+    {"rope_scaling_factor rope_scaling_original_max_position_embeddings rope_scaling_high_freq_factor", without,
+     "--use-rope-scaling"},
     {"position_embedding_offset", without, "--position-embedding-type learned_absolute"},
     {"relative_attention_num_buckets relative_attention_max_distance", without, "--position-embedding-type relative"},
     {"lm_head_bias", with, "--untie-embeddings-and-output-weights"},
-    {"qk_layernorm_all_heads", without, "--qk-layernorm"},
+    {"qk_layernorm_all_heads qk_layernorm_per_head", without, "--qk-layernorm"},
+    {"attention_temperature_scale", without, "--no-rope-freq"},
+    {"attention_temperature_step", with, "--attention-temperature-scale 0.0"},
+    {"apply_layernorm_1p", with, "--norm-weights none"},
     {"window_attn_skip_freq rotary_base_local", without, "--window-size"},
-    {"no_rope_freq rotary_base_local longrope_short_factors longrope_long_factors", without,
+    {"no_rope_freq rotary_base_local longrope_short_factors longrope_long_factors rotary_reversed", without,
      "--position-embedding-type rope|yarn"},
     {"longrope_original_max_position_embeddings longrope_attention_factor", without, "--longrope-short-factors"},
     {"quick_geglu_slope", without, "--quick-geglu"},
@@ -58,10 +62,11 @@ constexpr IgnoredFlags ignored_flags[] = {
      "moe_router_bias_update_rate moe_router_dtype moe_router_load_balancing_type moe_aux_loss_coeff moe_z_loss_coeff "
      "moe_input_jitter_eps moe_router_force_load_balancing moe_expert_capacity_factor moe_token_drop_policy "
      "moe_pad_expert_input_to_capacity moe_shared_expert_intermediate_size moe_shared_expert_gate "
-     "moe_token_dispatcher_type moe_layer_recompute moe_latent_size moe_router_group_score_topk moe_router_unnormalized",
-     without, "--num-experts"},
+     "moe_token_dispatcher_type moe_layer_recompute moe_latent_size moe_router_group_score_topk moe_router_unnormalized "
+     "moe_router_normalize_one moe_router_least_sum moe_apply_probs_on_input", without, "--num-experts"},
     {"moe_router_group_score_topk", without, "--moe-router-num-groups"},
-    {"moe_router_unnormalized", with, "--moe-router-score-function softmax"},
+    {"moe_router_unnormalized moe_router_normalize_one", with, "--moe-router-score-function softmax"},
+    {"moe_router_normalize_one", with, "--moe-router-unnormalized"},
     {"linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim "
      "linear_allow_negative_eigenvalues linear_norm_epsilon", without,
      "--experimental-attention-variant or --hybrid-layer-pattern"},

@@ -39,9 +39,11 @@ void check_context_parallel(Validation& v) {
                     "Give one, or one for each of --num-layers");
   }
   if (std::ranges::find(a.cp_comm_type, "p2p") == a.cp_comm_type.end()) return;
-  const char* const reason = a.attention_dropout > 0.0              ? "attention_dropout is not 0"
-                             : a.position_embedding_type == "alibi" ? "scores have ALiBi"
-                             : a.attn_logit_softcapping > 0.0       ? "scores have a soft cap"
+  const char* const reason = a.attention_dropout > 0.0                 ? "attention_dropout is not 0"
+                             : a.position_embedding_type == "alibi"    ? "scores have ALiBi"
+                             : a.position_embedding_type == "relative" ? "scores have biases by distance"
+                             : a.attn_logit_softcapping > 0.0          ? "scores have a soft cap"
+                             : a.attention_chunk_size                  ? "queries see chunks"
                              : has_p2p_window(a)
                                  ? "it attends to the keys of one rank after the other, without windows"
                                  : nullptr;

@@ -113,20 +113,30 @@ Batch BatchSource::read() {
 
 void BatchSource::cut(const Batch* batch, int64_t samples) {
   if (context_parallel_.size == 1) return;
-  const auto index = std::ranges::find(options_.schema, Column::Kind::index, &Column::kind);
-  TERATRON_ASSERT(index != options_.schema.end(), "a batch without sequences on context-parallel ranks");
-  const int64_t length = index->numel();
+  std::vector<int64_t> lengths;
+  for (const Column& column : options_.schema) {
+    if (column.kind == Column::Kind::index) lengths.push_back(column.numel());
+  }
+  TERATRON_ASSERT(!lengths.empty(), "a batch without sequences on context-parallel ranks");
+  const auto make_whole = [&](ContextParallel& cut, int64_t length) {
+    if (!cut.cut || !cut.cut->whole_samples || cut.cut->rows_SB.size(1) != samples)
+      cut = {context_parallel_, make_context_cut(samples, length, context_parallel_, options_.device)};
+  };
+  const int64_t length = lengths.back();
+  if (lengths.size() > 1) make_whole(source_, lengths.front());
   std::vector<int32_t> bounds;
   if (const Column* const segments = find_column(options_.schema, "segment_start")) {
     if (batch) bounds = segment_bounds(batch->values<int32_t>(segments->name), samples);
     broadcast_numbers(bounds, tensor_parallel_);
   }
-  const bool whole = std::ssize(bounds) <= samples;
-  if (whole && context_.cut && context_.cut->whole_samples && context_.cut->rows_SB.size(1) == samples)
-    return;
+  if (std::ssize(bounds) <= samples) return make_whole(context_, length);
   context_ = {context_parallel_,
-              whole ? make_context_cut(samples, length, context_parallel_, options_.device)
-                    : make_context_cut(bounds, samples, length, context_parallel_, options_.device)};
+              make_context_cut(bounds, samples, length, context_parallel_, options_.device)};
+}
+
+const ContextParallel& BatchSource::cut_of(int64_t length) const {
+  const bool is_source = source_.cut && source_.cut->order.numel() == length * source_.cut->rows_SB.size(1);
+  return is_source ? source_ : context_;
 }
 
 at::Tensor BatchSource::stacked(const Column& column, const Batch* batch, int64_t samples) const {
@@ -144,7 +154,7 @@ at::Tensor BatchSource::stacked(const Column& column, const Batch* batch, int64_
   if (is_sequence) values = values.transpose(0, 1);
   // Not contiguous(), which for a single sample would be a view of the batch's memory.
   values = to_device(values.clone(at::MemoryFormat::Contiguous), options_.device);
-  return is_sequence ? cut_tokens(values, context_) : values;
+  return is_sequence ? cut_tokens(values, cut_of(column.shape.at(0))) : values;
 }
 
 at::Tensor BatchSource::cu_seqlens(const Column& column, const Batch* batch, int64_t samples) {
@@ -180,11 +190,12 @@ std::vector<int64_t> BatchSource::row_lengths(const Batch* batch) const {
 }
 
 at::Tensor BatchSource::index_SB(const Column& column, int64_t samples) {
-  if (context_.cut && !context_.cut->whole_samples) return context_.cut->rows_SB;
+  const ContextParallel& context = cut_of(column.numel());
+  if (context.cut && !context.cut->whole_samples) return context.cut->rows_SB;
   const at::Tensor& made = index_[column.name];
   if (made.defined() && made.size(1) == samples) return made;
-  const at::Tensor rows_S = context_.cut ? context_.cut->rows_SB.select(1, 0)
-                                         : at::arange(column.shape.at(0), at::kLong).to(options_.device);
+  const at::Tensor rows_S = context.cut ? context.cut->rows_SB.select(1, 0)
+                                        : at::arange(column.shape.at(0), at::kLong).to(options_.device);
   index_.set(column.name, rows_S.unsqueeze(1).expand({rows_S.size(0), samples}));
   return index_[column.name];
 }
@@ -195,7 +206,7 @@ MicroBatch BatchSource::next(Padding padding) {
   if (reader_) batch = read();
   const int64_t samples = batch ? batch->samples() : sampler.micro_batch_size;
   cut(batch ? &*batch : nullptr, samples);
-  MicroBatch micro{.context_parallel = context_};
+  MicroBatch micro{.context_parallel = context_, .source_parallel = source_};
   std::vector<std::string> names;
   std::vector<at::Tensor> tensors;
   for (const Column& column : options_.schema) {

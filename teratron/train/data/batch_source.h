@@ -46,8 +46,10 @@ class BatchSource {
 
  private:
   Batch read();
-  /// Makes context_ that of the batch.
+  /// Makes the cuts of the batch's sequences.
   void cut(const Batch* batch, int64_t samples);
+  /// That of sequences of so many tokens.
+  const ContextParallel& cut_of(int64_t length) const;
   /// The stacked column on the device; allocated alone on ranks that receive it (null batch).
   at::Tensor stacked(const Column& column, const Batch* batch, int64_t samples) const;
   /// Undefined if every sample is one segment: then attention needs none, and other kernels run.
@@ -60,8 +62,9 @@ class BatchSource {
   Options options_;
   Group tensor_parallel_;
   Group context_parallel_;
-  ContextParallel context_;  // of the last batch
-  BatchReader reader_;       // null: this rank does not read
+  // The last batch's cuts; `source_`: of a source's sequences, where there are two kinds.
+  ContextParallel context_, source_;
+  BatchReader reader_;  // null: this rank does not read
   NamedTensors index_;
   int64_t segments_ = 0;  // capacity of cu_seqlens; only grows, so that shapes settle
   int64_t next_sample_;

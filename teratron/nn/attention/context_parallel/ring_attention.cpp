@@ -27,7 +27,13 @@ struct RingStep {
 // Tensors of tokens are [S, B, ...] where every sample is one document, else [T, 1, ...], sample by sample.
 class RingLayout {
  public:
-  RingLayout(const ContextParallel& context, int64_t rows) : context_(context), rows_(rows) {}
+  // `segments`: of whole samples without a causal mask; else the cut has them.
+  RingLayout(const ContextParallel& context, int64_t rows, Mask mask, const Segments& segments)
+      : context_(context), rows_(rows), mask_(mask) {
+    if (mask == Mask::causal || !segments.defined() || !whole_samples()) return;
+    for (int64_t rank = 0; rank < group().size; ++rank)
+      bounds_.push_back(bounds_on_rank(segments.cu_seqlens_q, rows * group().size, group(), rank));
+  }
 
   int64_t rows() const { return rows_; }
   int64_t steps() const { return context_.group.size; }
@@ -36,6 +42,7 @@ class RingLayout {
   RingStep step(int64_t i) const {
     const int64_t rank = group().rank, ranks = group().size;
     RingStep step{.source = (rank + ranks - i) % ranks, .destination = (rank + i) % ranks};
+    if (mask_ == Mask::full) return step;
     if (step.source > rank) step.queries = Chunks::second;
     if (step.source < rank) step.keys = Chunks::first;
     if (step.destination > rank) step.sent = Chunks::first;
@@ -76,7 +83,10 @@ class RingLayout {
             logsumexp.index_copy_(2, index(chunks), part.logsumexp_BNS), 0};
   }
 
+  Mask mask(const RingStep& step) const { return step.source == group().rank ? mask_ : Mask::full; }
   Segments segments(const RingStep& step) const {
+    if (!bounds_.empty())
+      return {bounds_[static_cast<size_t>(group().rank)], bounds_[static_cast<size_t>(step.source)]};
     if (whole_samples()) return {};
     return {bounds(step.queries, group().rank), bounds(step.keys, step.source)};
   }
@@ -97,6 +107,8 @@ class RingLayout {
 
   ContextParallel context_;
   int64_t rows_;  // of a rank
+  Mask mask_;
+  std::vector<at::Tensor> bounds_;  // of segments on each rank; empty: none, or those of the cut
 };
 
 struct KeysValues {
@@ -172,7 +184,7 @@ struct RingState final : MergedAttention {
     block.q_SBND = layout.take(q, step.queries);
     block.k_SBGD = keys.k;
     block.v_SBGD = keys.v;
-    block.mask = step.source == layout.group().rank ? Mask::causal : Mask::full;
+    block.mask = layout.mask(step);
     block.segments = layout.segments(step);
     block.longest_segment = layout.longest();
     return block;
@@ -334,7 +346,8 @@ at::Tensor ring_attention(const AttentionRequest& request, const ContextParallel
   const at::Tensor q = arranged(request.q_SBND);
   const at::Tensor y = merged_attention(
       {q, arranged(request.k_SBGD), arranged(request.v_SBGD)},
-      c10::make_intrusive<RingState>(RingLayout(context, q.size(0)), without_tensors(request)),
+      c10::make_intrusive<RingState>(RingLayout(context, q.size(0), request.mask, request.segments),
+                                     without_tensors(request)),
       request.sinks_N);
   return whole ? y : y.squeeze(1).unflatten(0, {samples, -1}).transpose(0, 1);
 }

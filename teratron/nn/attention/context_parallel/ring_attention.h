@@ -9,7 +9,8 @@
 //   < r       all              first chunks     none
 //   > r       second chunks    all              none
 //
-// so that every step but the first costs all ranks the same. Outputs are merged, and gradients summed, in
+// so that every step but the first costs all ranks the same. Without a causal mask each step has all queries
+// and keys. Outputs are merged, and gradients summed, in
 // fp32 (fp64).
 #pragma once
 
