@@ -35,14 +35,14 @@ std::optional<PlanOptions> read_options(std::span<const std::string> args) {
       .summary =
           "Check a command line of `teratron pretrain FAMILY` (default: gpt) without running it; FLAGS are "
           "its flags.",
-      .fields = {bound_field("world_size", &options.world_size,
-                             "Number of ranks; default: those of one model replica", {.min = 1}),
-                 bound_field(
-                     "gpu_memory", &memory,
-                     "Whether each stage fits, and what to change if not: GiB, or a GPU's name, for which "
-                     "the time of a step is estimated as well"),
-                 bound_field("show_schedule", &options.show_schedule,
-                             "Draw the schedule of the pipeline stages")},
+      .fields =
+          {bound_field("world_size", &options.world_size,
+                       "Number of ranks; default: those of one model replica", {.min = 1}),
+           bound_field(
+               "gpu_memory", &memory,
+               "Whether each stage fits, and what to change if not: 80, 80GB or 80GiB, or a GPU's name, "
+               "for which the time of a step is estimated as well"),
+           bound_field("show_schedule", &options.show_schedule, "Draw the schedule of the pipeline stages")},
       .others = OtherArguments::collected,
       .footer = "GPUs with a name: " + gpu_names()};
   std::optional<std::vector<std::string>> flags = read_command(line, args);

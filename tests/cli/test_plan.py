@@ -150,6 +150,17 @@ def test_whether_a_model_fits_is_shown_with_what_to_change():
     assert "a step takes at least" in plan("gpt", *MODEL, "--bf16", "--gpu-memory", "NVIDIA H100 80GB HBM3").stdout
 
 
+@pytest.mark.parametrize("size", ["80", "80GiB", "80GB", "80 gb", "80G", "80.0gib", "81920MiB", "81920M", "0.078125TB"])
+def test_units_of_memory(size):
+    assert plan("gpt", *MODEL, "--bf16", "--gpu-memory", size).stdout.startswith("Fits (80 GiB).")
+
+
+@pytest.mark.parametrize("size", ["80GBs", "80 KB", "GB", "-80GB", "80  GB", "80B", "80Gi b", "nanGB"])
+def test_units_that_are_none(size):
+    said = plan("gpt", *MODEL, "--bf16", "--gpu-memory=" + size, code=2).stderr
+    assert said.startswith("error:") and "--gpu-memory" in said and "80GB" in said
+
+
 def first_lines(*flags, count=3):
     return plan(*flags).stdout.splitlines()[:count]
 

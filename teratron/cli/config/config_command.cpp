@@ -104,7 +104,7 @@ WizardDefaults wizard_defaults(const ConfigOptions& options) {
   if (!memory)
     throw config_error({.what = "the memory of a GPU is not known here, so no layout can be proposed",
                         .where = model[0],
-                        .fix = "Add --gpu-memory (GiB, or one of " + gpu_names() + ") and --num-gpus"});
+                        .fix = "Add --gpu-memory (80GB, or one of " + gpu_names() + ") and --num-gpus"});
   const ProposedLayout layout =
       propose_layout({family, model, std::max<int64_t>(defaults.gpus, 1), memory->gib});
   defaults.gpus = std::max<int64_t>(defaults.gpus, 1);
