@@ -134,6 +134,8 @@ def test_a_template_is_a_name_a_file_or_a_text(tmp_path):
 
 
 FAMILIES = sorted((Path(__file__).parent / "chat_templates").glob("*.jinja"))
+# A folder of further templates, such as those that the packages of trl and axolotl hold.
+FAMILIES += sorted(Path(os.environ["TERATRON_CHAT_TEMPLATES"]).rglob("*.jinja")) if "TERATRON_CHAT_TEMPLATES" in os.environ else []
 
 
 @pytest.mark.parametrize("path", FAMILIES, ids=lambda path: path.stem)

@@ -15,11 +15,16 @@ Arguments behind(const Arguments& arguments, size_t count) {
   return rest;
 }
 
+// Jinja's filters of choice give nothing for none, undefined, 0 or false, which elements() refuses.
+std::span<const Value> chosen_from(Workspace& workspace, const Value& value) {
+  return is_true(value) ? elements(workspace, value) : std::span<const Value>();
+}
+
 Value map(Workspace& workspace, const Value& value, const Arguments& arguments) {
   std::vector<Value> mapped;
   if (!arguments.positional.empty()) {
     const std::string_view filter = text_argument(workspace, arguments.positional[0]);
-    for (const Value& each : elements(workspace, value))
+    for (const Value& each : chosen_from(workspace, value))
       mapped.push_back(apply_filter(workspace, filter, each, behind(arguments, 1)));
     return workspace.list(mapped, ListKind::generator);
   }
@@ -29,7 +34,7 @@ Value map(Workspace& workspace, const Value& value, const Arguments& arguments) 
     if (name == "default") otherwise = given;
   }
   if (!attribute) throw workspace.error("map needs a filter or an attribute");
-  for (const Value& each : elements(workspace, value)) {
+  for (const Value& each : chosen_from(workspace, value)) {
     const Value found = attribute_path(workspace, each, *attribute);
     mapped.push_back(found.is_undefined() && otherwise ? *otherwise : found);
   }
@@ -43,7 +48,7 @@ Value choose(Workspace& workspace, const Value& value, const Arguments& argument
     throw workspace.error(fmt::format("{} needs an attribute", arguments.function));
   const bool has_test = arguments.positional.size() > before;
   std::vector<Value> chosen;
-  for (const Value& each : elements(workspace, value)) {
+  for (const Value& each : chosen_from(workspace, value)) {
     const Value tested = of_attribute ? attribute_path(workspace, each, arguments.positional[0]) : each;
     const bool passes = has_test
                             ? apply_test(workspace, text_argument(workspace, arguments.positional[before]),

@@ -31,7 +31,8 @@ Value Evaluator::evaluate(const Expression& expression, Scope& scope) {
     case ExpressionType::item:
       return item(expression, scope);
     case ExpressionType::slice:
-      throw workspace_.error("a slice stands alone");
+    case ExpressionType::unpack:
+      throw workspace_.error("a slice or * stands alone");
     case ExpressionType::call:
       return call(expression, scope);
     case ExpressionType::filter:
@@ -126,13 +127,27 @@ Value Evaluator::concatenated(const Expression& expression, Scope& scope) {
   return out.keep();
 }
 
+void Evaluator::add_members(const Value& value, Evaluated& to) {
+  const auto* const dict = value.get_if<const Dict*>();
+  if (dict == nullptr) throw workspace_.error(fmt::format("'{}' does not follow **", type_name(value)));
+  for (const auto& [name, member] : (*dict)->members)
+    to.named.emplace_back(text_argument(workspace_, name), member);
+}
+
 Evaluator::Evaluated Evaluator::arguments(const Expression& expression, Scope& scope) {
   Evaluated all;
   const size_t first_named = expression.operands.size() - expression.argument_names.size();
   for (size_t i = 1; i < expression.operands.size(); ++i) {
-    const Value value = evaluate(*expression.operands[i], scope);
-    if (i < first_named) {
+    const Expression& operand = *expression.operands[i];
+    const bool is_unpacked = operand.type == ExpressionType::unpack;
+    const Value value = evaluate(is_unpacked ? *operand.operands[0] : operand, scope);
+    if (is_unpacked) {
+      const auto values = elements(workspace_, value);
+      all.positional.insert(all.positional.end(), values.begin(), values.end());
+    } else if (i < first_named) {
       all.positional.push_back(value);
+    } else if (expression.argument_names[i - first_named] == "**") {
+      add_members(value, all);
     } else {
       all.named.emplace_back(expression.argument_names[i - first_named], value);
     }

@@ -39,6 +39,7 @@ class Evaluator {
   Value concatenated(const Expression& expression, Scope& scope);
   Value made_dict(const Expression& expression, Scope& scope);
   Value call(const Expression& expression, Scope& scope);
+  void add_members(const Value& value, Evaluated& to);
   Evaluated arguments(const Expression& expression, Scope& scope);
   std::vector<Value> all(const Expression& expression, Scope& scope);
 

@@ -84,6 +84,12 @@ TEST(JinjaTemplate, RefusesWhatJinjaRefuses) {
            R"j({% macro m(a) %}{{ a }}{% endmacro %}{{ m(b=2) }})j",
            R"j({{ "a" "b }})j",
            R"j({% break %})j",
+           R"j({{ dict(*[1, 2], *[3]) }})j",
+           R"j({{ dict(**{}, a=1) }})j",
+           R"j({{ dict(*[], 1) }})j",
+           R"j({{ dict(**1) }})j",
+           R"j({{ dict(*1) }})j",
+           R"j({{ *[1] }})j",
        }) {
     const std::string error = error_of(each);
     EXPECT_EQ(error.find("t:1: "), 0U) << each << ": " << error;
@@ -120,6 +126,7 @@ TEST(JinjaTemplate, HostileTemplatesEnd) {
         std::string("{{ 2 ** 99999999999 }}"),
         std::string("{{ 'x' | center(99999999999) }}"),
         std::string("{{ 'x' | indent(99999999999) }}"),
+        std::string("{{ [[1]] | tojson(indent=99999999999) }}"),
         std::string("{{ '%999999999d' % 1 }}"),
         std::string("{{ 'a' | batch(99999999999, 'x') | list }}"),
         std::string("{{ 'x'.zfill(99999999999) }}"),

@@ -56,4 +56,6 @@ x""",
     r"""{{ -1 ** 2 }} {{ 2 ** 3 ** 2 }} {{ -2|abs }} {{ not 1 == 2 }} {{ 'a' if 1 else 'b' if 0 else 'c' }} {{ (1 if false) is defined }} {{ 1 if 1 > 0 and not 0 else 2 }} {{ 1 ~ 2 + '3' if false else 4 }}""",
     r"""{{ strftime_now('%Y-%m-%d') }}{{ strftime_now("%d %b %Y") }}""",
     r"""{{ ''.__class__ }}|{{ messages.__class__ is defined }}""",
+    r"""{% macro f(a, b=2, c=3) %}{{ a }}{{ b }}{{ c }};{% endmacro %}{{ f(*[4]) }}{{ f(*[4, 5, 6]) }}{{ f(1, *'ab') }}{{ f(1, **{'c': 7}) }}{{ f(b=8, *[9]) }}{{ f(*[], **{'a': 0}) }}{{ 'a b'|replace(*['a', 'c']) }}{{ dict(**{'x': 1}) }}""",
+    r"""{{ none|select|list }}{{ none|map('upper')|join }}{{ 0|selectattr('x')|list }}{{ false|rejectattr('x', 'defined')|list }}{{ none|reject('odd')|list }}{{ nothing|map(attribute='a')|list }}""",
 ]

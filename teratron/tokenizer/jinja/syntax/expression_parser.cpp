@@ -269,19 +269,28 @@ ExpressionPtr ExpressionParser::slice() {
 void ExpressionParser::arguments(Expression& call) {
   const TokenStream::Nested nested(stream_);
   stream_.expect_symbol("(");
+  bool has_unpacked = false;
   while (!stream_.is_symbol(")")) {
-    if (stream_.is_symbol("*") || stream_.is_symbol("**"))
-      throw stream_.error("arguments with * are not supported; write them one by one");
+    const bool has_dict = !call.argument_names.empty() && call.argument_names.back() == "**";
     const bool is_named = stream_.is(TokenType::name) && stream_.ahead().type == TokenType::symbol &&
                           stream_.ahead().text == "=";
-    if (is_named) {
+    if (has_dict || (stream_.is_symbol("*") && has_unpacked))
+      throw stream_.error("no argument of this kind may follow * or **");
+    auto place = call.operands.end();
+    const bool unpacks = stream_.skip_symbol("*");
+    if (is_named || stream_.is_symbol("**")) {
       call.argument_names.push_back(stream_.next().text);
-      stream_.next();
-    } else if (!call.argument_names.empty()) {
-      throw stream_.error("an argument without name follows one with a name");
+      if (is_named) stream_.next();
+    } else if (unpacks) {
+      has_unpacked = true;
+      place -= std::ssize(call.argument_names);
+    } else if (!call.argument_names.empty() || has_unpacked) {
+      throw stream_.error("an argument without name follows one with a name or *");
     }
-    call.operands.push_back(expression());
-    call.depth = std::max(call.depth, call.operands.back()->depth + 1);
+    ExpressionPtr value = expression();
+    if (unpacks) value = make(ExpressionType::unpack, operands(std::move(value)));
+    call.depth = std::max(call.depth, value->depth + 1);
+    call.operands.insert(place, std::move(value));
     if (!stream_.skip_symbol(",")) break;
   }
   stream_.expect_symbol(")");

@@ -29,6 +29,7 @@ enum class ExpressionType : uint8_t {
   both,    // and
   either,  // or
   choice,  // value, condition, otherwise (may be missing)
+  unpack,  // * operand, the last positional argument of a call
 };
 
 struct Expression {
@@ -39,7 +40,8 @@ struct Expression {
   Value value = {};  // of a constant; refers to `text`
   std::vector<std::unique_ptr<Expression>> operands = {};
   std::vector<std::string> operators = {};
-  // In call, filter and test, operands behind the first are positional arguments, then named ones.
+  // In call, filter and test, operands behind the first are positional arguments, then named ones. The name
+  // "**" stands for those of a dict.
   std::vector<std::string> argument_names = {};
 };
 using ExpressionPtr = std::unique_ptr<Expression>;

@@ -42,6 +42,8 @@ Value value_of_json(Workspace& workspace, const nlohmann::ordered_json& json) {
   }
 }
 
+constexpr int64_t widest_indent = 1000;
+
 JsonStyle json_style(Workspace& workspace, const Arguments& arguments) {
   const auto given = arguments.bind(workspace, {"ensure_ascii", "indent", "separators", "sort_keys"});
   JsonStyle style{.ascii = given[0] && is_true(*given[0]), .sorted = given[3] && is_true(*given[3])};
@@ -51,8 +53,9 @@ JsonStyle json_style(Workspace& workspace, const Arguments& arguments) {
     if (given[1]->is_text()) {
       style.indent = given[1]->text();
     } else {
-      style.indent.assign(
-          static_cast<size_t>(std::clamp<int64_t>(integer_argument(workspace, given[1], 0), 0, 1000)), ' ');
+      const int64_t width = integer_argument(workspace, given[1], 0);
+      if (width > widest_indent) throw workspace.error("the indent of tojson is too large");
+      style.indent.assign(static_cast<size_t>(std::max<int64_t>(width, 0)), ' ');
     }
   }
   if (given[2] && !given[2]->is_none()) {
