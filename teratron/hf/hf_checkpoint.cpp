@@ -244,7 +244,7 @@ HfModel read_hf_model(const fs::path& folder) {
   return model;
 }
 
-HfCheckpoint::HfCheckpoint(const fs::path& folder)
+HfCheckpoint::HfCheckpoint(const fs::path& folder, HfHeads heads)
     : folder_(folder), model_(read_hf_model(folder)), files_(folder) {
   read_mxfp4_experts(*model_.family, files_);
   files_.dequantize();
@@ -254,6 +254,7 @@ HfCheckpoint::HfCheckpoint(const fs::path& folder)
   if (!files_.has(tensors_[0].sources[0].name)) tensors_ = hf_tensors(model_, count);
   use_old_names();
   use_cuts();
+  if (heads == HfHeads::may_lack) leave_out_missing_heads();
   nlohmann::json config = model_.settings;
   config["model_family"] = model_.family->family;
   config["hf_model_type"] = model_.family->model_type;
@@ -304,6 +305,18 @@ void HfCheckpoint::use_cuts() {
     if (!fits) continue;
     tensor.parts = rows;
     for (size_t i = 0; i < rows.size(); ++i) tensor.sources[i].shape[0] = rows[i];
+  }
+}
+
+void HfCheckpoint::leave_out_missing_heads() {
+  for (const std::string_view head : model_.family->heads) {
+    const auto is_of_head = [&](const HfTensor& tensor) { return tensor.name.starts_with(head); };
+    const auto is_there = [&](const HfTensor& tensor) {
+      return is_of_head(tensor) && files_.has(tensor.sources[0].name);
+    };
+    if (std::ranges::none_of(tensors_, is_of_head) || std::ranges::any_of(tensors_, is_there)) continue;
+    std::erase_if(tensors_, is_of_head);
+    missing_heads_.emplace_back(head);
   }
 }
 
@@ -362,10 +375,10 @@ void reject_hf_folder(const fs::path& folder) {
                       .fix = "Name it with --hf in place of --load"});
 }
 
-std::unique_ptr<HfCheckpoint> open_hf(const fs::path& folder, HostGroup& group) {
+std::unique_ptr<HfCheckpoint> open_hf(const fs::path& folder, HostGroup& group, HfHeads heads) {
   std::unique_ptr<HfCheckpoint> opened;
   run_on_all_ranks(group, [&]() -> std::string {
-    opened = std::make_unique<HfCheckpoint>(folder);
+    opened = std::make_unique<HfCheckpoint>(folder, heads);
     return "";
   });
   return opened;

@@ -21,9 +21,12 @@ namespace teratron {
 /// The model that config.json of a folder describes, and the folder's tokenizer in its settings.
 HfModel read_hf_model(const std::filesystem::path& folder);
 
+/// Whether the folder may lack heads of the family (HfFamily::heads), as those of a base model do.
+enum class HfHeads : uint8_t { required, may_lack };
+
 class HfCheckpoint final : public CheckpointSource {
  public:
-  explicit HfCheckpoint(const std::filesystem::path& folder);
+  explicit HfCheckpoint(const std::filesystem::path& folder, HfHeads heads = HfHeads::required);
 
   /// Iteration 0; the path is the folder.
   const CheckpointInfo& info() const override { return info_; }
@@ -34,10 +37,13 @@ class HfCheckpoint final : public CheckpointSource {
   const WeightFiles& files() const { return files_; }
   /// In the order of the forward pass.
   const std::vector<HfTensor>& tensors() const { return tensors_; }
+  /// Beginnings of the names of heads that the folder lacks.
+  const std::vector<std::string>& missing_heads() const { return missing_heads_; }
 
  private:
   void use_old_names();
   void use_cuts();
+  void leave_out_missing_heads();
   void check() const;
   void read_source(const HfTensor& tensor, size_t source, const LocalTensor& target) const;
 
@@ -45,6 +51,7 @@ class HfCheckpoint final : public CheckpointSource {
   HfModel model_;
   WeightFiles files_;
   std::vector<HfTensor> tensors_;
+  std::vector<std::string> missing_heads_;
   std::map<std::string, const HfTensor*> by_name_;
   CheckpointInfo info_;
 };
@@ -53,6 +60,7 @@ class HfCheckpoint final : public CheckpointSource {
 void reject_hf_folder(const std::filesystem::path& folder);
 
 /// Opens a folder on every rank, or throws on all what is wrong with it on any.
-std::unique_ptr<HfCheckpoint> open_hf(const std::filesystem::path& folder, HostGroup& group);
+std::unique_ptr<HfCheckpoint> open_hf(const std::filesystem::path& folder, HostGroup& group,
+                                      HfHeads heads = HfHeads::required);
 
 }  // namespace teratron

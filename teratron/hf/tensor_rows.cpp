@@ -200,6 +200,12 @@ HfLayerKinds kinds_of(const HfModel& model, const HfTensorGroup& group, int64_t 
   return kinds;
 }
 
+void strip_sources(HfTensor& tensor, std::string_view strip) {
+  for (HfSource& source : tensor.sources) {
+    if (!strip.empty() && source.name.starts_with(strip)) source.name.erase(0, strip.size());
+  }
+}
+
 }  // namespace
 
 std::vector<HfTensor> hf_tensors(const HfModel& model, size_t most_layers, std::string_view strip) {
@@ -209,7 +215,6 @@ std::vector<HfTensor> hf_tensors(const HfModel& model, size_t most_layers, std::
     check_counts(model, layers, most_layers);
     const HfLayerKinds kinds = kinds_of(model, group, layers);
     const int64_t after = group.after.empty() ? 0 : hf_size(model.settings, group.after);
-    const std::string_view theirs = group.theirs.substr(group.theirs.starts_with(strip) ? strip.size() : 0);
     const int64_t begin = group.span == HfLayers::last ? layers - 1 : 0;
     const int64_t end = group.span == HfLayers::but_last ? layers - 1 : layers;
     for (int64_t layer = begin; layer < end; ++layer) {
@@ -217,10 +222,11 @@ std::vector<HfTensor> hf_tensors(const HfModel& model, size_t most_layers, std::
       for (const HfTensorRow& row : group.rows) {
         const std::string_view in = row.options.in;
         if (!in.empty() && std::ranges::find(has, in) == has.end()) continue;
-        add_row(tensors, row, model, {in_layer(group.ours, layer), in_layer(theirs, after + layer)});
+        add_row(tensors, row, model, {in_layer(group.ours, layer), in_layer(group.theirs, after + layer)});
       }
     }
   }
+  for (HfTensor& tensor : tensors) strip_sources(tensor, strip);
   return tensors;
 }
 

@@ -153,6 +153,9 @@ struct HfFamily {
   /// Files with such a tensor in the layers after the last have layers that predict further tokens, whatever
   /// config.json says. Empty: the model type has none.
   std::string_view mtp_sign = {};
+  /// Beginnings of our names of heads, which files of the base model or of another head lack as a whole. A
+  /// finetuning begins them anew.
+  std::vector<std::string_view> heads = {};
   /// The object of config.json that has the keys: the text model of one with pictures. Such files are only
   /// read. Empty: the outermost.
   std::string_view object = {};

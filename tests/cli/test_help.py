@@ -14,11 +14,10 @@ INFERENCE = {"generate", "serve", "eval", "logits"}
 
 # Commands whose --help is a page that lists what follows them, without --help-all.
 PAGES = {"", "pretrain", "finetune", "data", "tokenizer", "ckpt"}
-OTHERS = {"chat"}
 
 
 def help_of(command):
-    whole = "--help" if command in PAGES or command.split(" ")[0] in OTHERS else "--help-all"  # --help alone shows a part
+    whole = "--help" if command in PAGES else "--help-all"  # --help alone shows a part
     return teratron(*command.split(), whole).stdout
 
 
@@ -100,8 +99,9 @@ def test_help_fits_a_screen(helps):
         assert len([names for names, _ in rows(page)]) <= 25, command
         example = re.search(rf"^example:\n  teratron {command.split(' --')[0]}", page, re.M)
         assert example, command
+        assert not re.search(r"SECTION:\s.*\.$", page, re.M), ("a summary among the sections", command)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(check, sorted(command for command in {"", *helps} if not {*command.split()} & OTHERS and not re.search(r"--(?!task)", command))))
+        list(pool.map(check, sorted(command for command in {"", *helps} if not re.search(r"--(?!task)", command))))
 
 
 def test_examples_of_help_train():
@@ -125,6 +125,12 @@ def test_parts_of_help_of_other_commands():
     assert "--predictions" in teratron("eval", "--help", "predictions").stdout
     assert "--help-all" in teratron("env", "--help", "zzzzqqqq", code=2).stderr
     assert len(rows(teratron("logits", "--help-all").stdout)) > len(rows(teratron("logits", "--help").stdout))
+
+
+def test_chat_takes_what_a_conversation_can_use():
+    page = teratron("chat", "--help").stdout
+    assert page.splitlines()[1].startswith("Chat with a trained model") and "--temperature" in page and "--prompt" not in teratron("chat", "--help-all").stdout
+    message(teratron("chat", "--load", "x", "--prompt", "a", "--num-beams", "3", code=2), "prompt is not for conversations", "num_beams is not for conversations")
 
 
 def test_help_of_training_fits_a_screen():

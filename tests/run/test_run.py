@@ -305,6 +305,16 @@ exec {BINARY} "$@"
     assert again.returncode == 0 and "teratron pretrain" not in again.stderr and "teratron eval" not in again.stderr
 
 
+def test_what_the_speedrun_scores_fits_in_the_model(tmp_path):
+    """Whatever the tokenizer makes of it: a token has a byte at least."""
+    texts = [f"{'/' * (i % 9)} {'-=#' * (i % 40)} " + "word " * (i % 70) + "-- A. Author" * (i % 2) for i in range(9000)]
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    assert run(ROOT / "tools/speedrun_data", tmp_path / "all.jsonl", tmp_path).returncode == 0
+    scored = [[line["continuation"]] for line in map(json.loads, (tmp_path / "texts.jsonl").read_text().splitlines())]
+    scored += [line["choices"] for line in map(json.loads, (tmp_path / "questions.jsonl").read_text().splitlines())]
+    assert len(scored) > 200 and max(len(text.encode()) for each in scored for text in each) < 128
+
+
 @needs_binary
 def test_commands_have_manual_pages(tmp_path):
     commands = ["env", "merge", "report", "ckpt", "pretrain"]

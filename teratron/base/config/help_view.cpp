@@ -54,7 +54,7 @@ HelpParts parts_of(const std::string& full) {
   std::string text;  // since the last row
   for (auto line = lines.begin(); line != lines.end(); ++line) {
     const bool titles = line + 1 != lines.end() && is_row(*(line + 1)) && !line->empty() &&
-                        line->front() != ' ' && !line->starts_with("usage:");
+                        line->front() != ' ' && !line->starts_with("usage:") && !line->ends_with(".");
     if (titles) {
       parts.sections.push_back({*line, {}});
     } else if (is_row(*line)) {

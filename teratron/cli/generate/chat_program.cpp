@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <iostream>
 
 #include "teratron/base/config/command_line.h"
@@ -18,20 +19,52 @@ namespace {
 
 struct ChatFlags {
   Arguments settings = {};  // chat_template alone
+  Arguments others = {};    // for --help
   std::string system;
 };
 
-constexpr const char* footer = R"(
-Other flags are those of `teratron generate`, such as:
-  --load DIR --hf DIR --lora DIR   the model
-  --temperature X --top-k N --top-p X --greedy --seed N
-  --max-new-tokens N               most tokens of an answer [what is left of the model's positions]
-  --device auto|cpu|cuda --bf16
+// Flags of `teratron generate` that have no meaning for a conversation.
+constexpr std::string_view of_generate_alone[] = {
+    "prompt",    "sample_input_file", "sample_output_file",    "out_seq_length", "num_samples",
+    "num_beams", "length_penalty",    "num_return_sequences",  "logprobs",       "input",
+    "output",    "run_dir",           "inference_max_requests"};
 
-  teratron chat --hf Qwen2.5-0.5B-Instruct --temperature 0.7 --top-p 0.8
+CommandLine command_line(ChatFlags& flags) {
+  CommandLine line = {
+      .name = "teratron chat",
+      .example = "teratron chat --hf Qwen2.5-0.5B-Instruct --temperature 0.7 --top-p 0.8",
+      .usage = "(--hf DIR | --load RUN) [FLAGS]",
+      .summary = "Chat with a trained model in the terminal.",
+      .fields = {bound_setting("chat_template", &flags.settings),
+                 bound_field("system_message", &flags.system, "First message of a conversation")},
+      .others = OtherArguments::collected,
+      .footer =
+          "An answer has at most --max-new-tokens tokens, else what is left of the model's positions. "
+          "Ctrl-C ends an answer, Ctrl-D the program; /new begins another conversation. Without a "
+          "terminal each line of standard input is a message.",
+      .main_flags = {"--hf", "--load", "--lora", "--chat-template", "--system-message", "--max-new-tokens",
+                     "--temperature", "--top-k", "--top-p", "--greedy", "--seed", "--stop", "--device",
+                     "--bf16", "--tensor-model-parallel-size", "--config-file"}};
+  const Program program = inference_program("generate");
+  for (const Field& field : arguments_schema().fields()) {
+    if (is_for(field, program.names) &&
+        std::ranges::find(of_generate_alone, field.name) == std::ranges::end(of_generate_alone))
+      line.collected.push_back(bound_setting(field.name, &flags.others));
+  }
+  return line;
+}
 
-Ctrl-C ends an answer, Ctrl-D the program; /new begins another conversation. Without a terminal
-each line of standard input is a message.)";
+void refuse_flags_of_generate(const ParsedArguments& parsed) {
+  std::vector<Problem> problems;
+  for (const std::string_view name : of_generate_alone) {
+    const auto source = parsed.sources.find(std::string(name));
+    if (source != parsed.sources.end())
+      problems.push_back({.what = fmt::format("{} is not for conversations", name),
+                          .where = source->second,
+                          .fix = "Leave it out, or use `teratron generate`"});
+  }
+  if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
+}
 
 ChatTemplate template_of(const GenerateJob& job, const ChatFlags& flags) {
   const auto chat =
@@ -93,18 +126,11 @@ void run_rank(const ParsedArguments& parsed, const ChatFlags& flags, const Mesh&
 
 int chat_program(std::span<const std::string> args) {
   ChatFlags flags;
-  const auto others = read_command(
-      {.name = "teratron chat",
-       .usage = "(--hf DIR | --load RUN) [FLAGS]",
-       .summary = "Chat with a trained model in the terminal.",
-       .fields = {bound_setting("chat_template", &flags.settings),
-                  bound_field("system_message", &flags.system, "First message of a conversation")},
-       .others = OtherArguments::collected,
-       .footer = footer},
-      args);
+  const auto others = read_command(command_line(flags), args);
   if (!others) return 0;
   const ParsedArguments parsed =
       parse_arguments(inference_program("generate"), *others, {.architecture = architecture_settings});
+  refuse_flags_of_generate(parsed);
   start_inference(parsed);
   run_model_parallel(parsed, [&](const Mesh& mesh) { run_rank(parsed, flags, mesh); });
   return 0;

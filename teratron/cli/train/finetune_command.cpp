@@ -60,15 +60,32 @@ void check_has_texts(const Family& family, const ParsedArguments& parsed) {
                              "classification or regression with labelled ones"});
 }
 
+std::string batch_line(const BatchRows& batch) {
+  return batch.examples_in_row > 1
+             ? fmt::format(
+                   "a row holds about {:.0f} examples of these data: --global-batch-size {} in place of "
+                   "16 rows",
+                   batch.examples_in_row, batch.rows)
+             : fmt::format("--global-batch-size {} in place of 16, which these ranks do not divide",
+                           batch.rows);
+}
+
 // With defaults for what the user left open.
 int run_with_defaults(std::vector<std::string> flags, std::span<const std::string> args,
                       const JobModel& model) {
   flags.insert(flags.end(), args.begin(), args.end());
-  const std::vector<std::string> defaults = finetune_defaults(flags, model);
-  flags.insert(flags.begin(), defaults.begin(), defaults.end());
-  if (read_launch_env(process_environment).rank == 0)
-    print_line(fmt::format("defaults of finetune: {}", fmt::join(defaults, " ")));
-  return run_finetuning(flags, model);
+  std::vector<std::string> defaults = finetune_defaults(flags, model);
+  const LaunchEnv launch = read_launch_env(process_environment);
+  if (launch.rank == 0) print_line(fmt::format("defaults of finetune: {}", fmt::join(defaults, " ")));
+  std::vector<std::string> all = defaults;
+  all.insert(all.end(), flags.begin(), flags.end());
+  if (const auto batch = std::ranges::find(defaults, "--global-batch-size"); batch != defaults.end()) {
+    const BatchRows rows = rows_of_batch(flag_arguments(all, model).args, model.family, launch.size);
+    std::string& given = all[static_cast<size_t>(batch - defaults.begin()) + 1];
+    if (launch.rank == 0 && given != std::to_string(rows.rows)) print_line(batch_line(rows));
+    given = std::to_string(rows.rows);
+  }
+  return run_finetuning(all, model);
 }
 
 // An encoder: a classification head if the data have labels or the user asks for one, else masked words.

@@ -20,4 +20,8 @@ struct LabelKind {
 /// cannot be read.
 std::optional<LabelKind> labels_in_data(const Arguments& args);
 
+/// Mean bytes of an example in JSON, of those at the beginning of the data; nullopt if there are none or they
+/// cannot be read, which the training reports.
+std::optional<double> bytes_per_example(const Arguments& args);
+
 }  // namespace teratron

@@ -1,6 +1,7 @@
 #include "teratron/cli/train/finetune_defaults.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 
 #include <nlohmann/json.hpp>
@@ -8,6 +9,7 @@
 #include "teratron/base/config/python_json.h"
 #include "teratron/base/file.h"
 #include "teratron/base/json.h"
+#include "teratron/cli/train/finetune_data.h"
 #include "teratron/cli/training_arguments.h"
 #include "teratron/device/device.h"
 #include "teratron/hf/hf_checkpoint.h"
@@ -131,6 +133,24 @@ std::vector<std::string> finetune_defaults(std::span<const std::string> args, co
   return Defaults(flag_arguments(args, model), hf_folder(args), model.family).run();
 }
 
+BatchRows rows_of_batch(const Arguments& args, const Family& family, int64_t ranks) {
+  constexpr double examples = 16, bytes_of_token = 4, tokens_of_template = 8;
+  BatchRows batch;
+  const bool packs = family.learns_conversations && family.name != "t5" && args.sft_packing == "best-fit";
+  const std::optional<double> bytes = packs ? bytes_per_example(args) : std::nullopt;
+  if (bytes && args.seq_length) {
+    const double tokens = *bytes / bytes_of_token + tokens_of_template;
+    batch.examples_in_row = std::max(1.0, static_cast<double>(*args.seq_length) / tokens);
+    batch.rows = static_cast<int64_t>(std::ceil(examples / batch.examples_in_row));
+  }
+  const int64_t replica =
+      args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size;
+  const int64_t divisor =
+      std::max<int64_t>(1, ranks / std::max<int64_t>(1, replica)) * args.micro_batch_size.value_or(1);
+  batch.rows = (batch.rows + divisor - 1) / divisor * divisor;
+  return batch;
+}
+
 std::string finetune_page() {
   return R"(usage: teratron finetune --hf DIR --data-path FILE [FLAGS]
        teratron finetune gpt FLAGS...
@@ -153,7 +173,7 @@ flags of the first form:
   --data-path FILE...         conversations to learn
   --valid-data-path FILE...   conversations to evaluate, with --eval-interval N
   --num-train-epochs N        epochs [3]
-  --global-batch-size N       rows per step [16]
+  --global-batch-size N       rows per step [as many as hold about 16 examples]
   --micro-batch-size N        rows per forward pass [1]
   --seq-length N              tokens in a row; longer ones are cut [at most 2048, BERT and T5 512]
   --lr X                      learning rate [1e-5, of adapters 2e-4]

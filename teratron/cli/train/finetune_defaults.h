@@ -1,6 +1,7 @@
 // `teratron finetune --hf DIR --data-path FILE`: the rest from the folder and from usual values.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,6 +19,14 @@ HfModel model_of_hf_flag(std::span<const std::string> args);
 /// with 3 % warm-up, bf16 on GPUs, rows of at most 2048 tokens (BERT, T5:
 /// 512), 20 log lines, an output folder.
 std::vector<std::string> finetune_defaults(std::span<const std::string> args, const JobModel& model);
+
+/// Rows of a step in place of the 16 of the defaults: those that hold about 16 examples of the data, where
+/// rows are packed, rounded up to what the data-parallel ranks divide.
+struct BatchRows {
+  int64_t rows = 16;
+  double examples_in_row = 1;
+};
+BatchRows rows_of_batch(const Arguments& args, const Family& family, int64_t ranks);
 
 /// `finetune --help`: usage, an example, the flags that matter.
 std::string finetune_page();

@@ -70,6 +70,7 @@ Family bert_family_on_texts() {
   Family family = bert_family();
   family.plan = plan_on_texts;
   family.datasets = datasets_on_texts;
+  family.finetunes.starts_anew = {"lm_head.", "output_layer.", "pooler.", "binary_head."};
   return family;
 }
 

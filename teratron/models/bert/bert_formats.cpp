@@ -135,7 +135,8 @@ HfFamily bert_model(std::string_view type, std::string_view architecture, bool p
           .other_keys = {"directionality", "pooler_fc_size", "pooler_num_attention_heads",
                          "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"},
           .buffers = {"embeddings.position_ids"},
-          .old_ends = {{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}}};
+          .old_ends = {{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}},
+          .heads = {"lm_head.", "output_layer.", "pooler.", "binary_head."}};
 }
 
 std::vector<MegatronRow> megatron_heads() {

@@ -35,6 +35,22 @@ std::vector<JsonLine> array_elements(std::vector<JsonLine> lines, const std::str
   return lines;
 }
 
+bool holds_texts(std::string_view file) {
+  for (const std::string_view compressed : {".gz", ".xz", ".zst"}) {
+    if (file.ends_with(compressed)) file.remove_suffix(compressed.size());
+  }
+  return file.ends_with(".txt");
+}
+
+std::string text_as_json(std::string text, const std::string& where) {
+  if (text.ends_with('\r')) text.pop_back();
+  try {
+    return nlohmann::json({{"text", std::move(text)}}).dump();
+  } catch (const nlohmann::json::exception&) {
+    throw data_error({.what = "the line is not valid UTF-8", .where = where, .fix = "Convert the file"});
+  }
+}
+
 void append(std::vector<JsonLine>& lines, std::vector<JsonLine> more) {
   lines.insert(lines.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
 }
@@ -60,7 +76,10 @@ std::vector<JsonLine> read_json_lines(const std::vector<std::string>& patterns) 
     for (size_t begin = 0; begin < block->text.size(); ++number) {
       const size_t end = block->text.find('\n', begin);
       std::string text = block->text.substr(begin, end - begin);
-      if (text.find_first_not_of(" \t\r") != text.npos) lines.push_back({std::move(text), where(number)});
+      if (text.find_first_not_of(" \t\r") != text.npos) {
+        if (holds_texts(files[file])) text = text_as_json(std::move(text), where(number));
+        lines.push_back({std::move(text), where(number)});
+      }
       begin = end + 1;
     }
   }

@@ -19,7 +19,7 @@ struct JsonLine {
 };
 
 /// The lines of all files, which may be patterns and compressed, but blank ones; of a file that is one JSON
-/// array its elements.
+/// array its elements; of a file named .txt {"text": LINE}.
 /// UserError(data) for files that cannot be read.
 std::vector<JsonLine> read_json_lines(const std::vector<std::string>& files);
 

@@ -102,15 +102,31 @@ Start load_own_run(const CheckpointedRun& run, const OwnRun& own) {
   return {.resumed = std::move(info), .folder = *args.save, .has_weights = true};
 }
 
+// Heads of this model that the folder lacks.
+void note_new_heads(const HfCheckpoint& folder, const Finetuning& finetuning) {
+  std::vector<std::string> heads;
+  for (const std::string& head : folder.missing_heads()) {
+    if (std::ranges::find(finetuning.starts_anew, head) != finetuning.starts_anew.end())
+      heads.push_back(head.substr(0, head.size() - 1));
+  }
+  if (!heads.empty()) {
+    notice("{} has no weights of {}, which begin anew with random ones",
+           printable(folder.info().path.string(), 4096), fmt::join(heads, ", "));
+  }
+}
+
 void load_hf(const CheckpointedRun& run, const Finetuning& finetuning) {
-  const auto folder = open_hf(*run.args.hf, run.ranks());
+  const auto folder =
+      open_hf(*run.args.hf, run.ranks(), run.args.finetune ? HfHeads::may_lack : HfHeads::required);
   load_model(run.engine, {.config = run.config,
                           .optimizer = false,
                           .finetune = true,
                           .other_family = finetuning,
                           .source = folder.get()});
   load_adapters(run);
-  if (run.is_first_rank()) print(" loading the weights of {}", printable(*run.args.hf, 4096));
+  if (!run.is_first_rank()) return;
+  note_new_heads(*folder, finetuning);
+  print(" loading the weights of {}", printable(*run.args.hf, 4096));
 }
 
 void load_pretrained(const CheckpointedRun& run, const Finetuning& finetuning) {

@@ -133,8 +133,13 @@ Arguments with_epochs(const TrainContext& context, const Family& family, TrainEp
   }
   resolved.train_iters = std::max<int64_t>(1, samples / *args.global_batch_size);
   if (samples < *args.global_batch_size && context.mesh.rank() == 0)
-    notice("{} epochs of {} samples are less than a step of {}: one step is taken", *args.num_train_epochs,
-           per_epoch, *args.global_batch_size);
+    notice(
+        "{} epochs of {} samples are less than a step of {}: one step is taken; a smaller "
+        "--global-batch-size "
+        "takes more",
+        *args.num_train_epochs, per_epoch, *args.global_batch_size);
+  // A warm-up begins with a rate of 0, with which the only step would change nothing.
+  if (*resolved.train_iters == 1) resolved.lr_warmup_fraction.reset();
   if (!resolved.lr_decay_iters) resolved.lr_decay_iters = resolved.train_iters;
   return resolved;
 }

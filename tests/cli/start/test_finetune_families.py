@@ -190,6 +190,24 @@ def test_texts_teach_a_bert_masked_words(words, tmp_path):
     assert right == len(FOODS)
 
 
+@pytest.mark.parametrize("kind", ["BertModel", "BertForMaskedLM"])
+def test_heads_that_a_folder_lacks_begin_anew(kind, tmp_path):
+    """As in transformers: published folders hold the base model, or the head of masked words alone."""
+    folder = bert_folder(tmp_path / "bert", kind)
+    before = load_file(folder / "model.safetensors")
+    words = [{"text": f"{animal} eat {food}"} for animal, food in FOODS.items()] * 4
+    labels = [{"text": f"the {animal}", "label": i % 2} for i, animal in enumerate(FOODS)] * 4
+    new = {"BertModel": ("lm_head, output_layer, binary_head", ""), "BertForMaskedLM": ("pooler, binary_head", "pooler")}[kind]
+    for name, lines, heads in (("words", words, new[0]), ("labels", labels, new[1])):
+        said = run("finetune", "--hf", folder, "--data-path", write(tmp_path / f"{name}.jsonl", lines), "--num-train-epochs", 2, "--lr", "1e-9",
+                   "--hf-out", tmp_path / name, "--device", "cpu")
+        assert (f"has no weights of {heads}, which begin anew" in said) if heads else "begin anew" not in said, said
+        after = load_file(tmp_path / name / "model.safetensors")
+        embeddings = "bert.embeddings.word_embeddings.weight"
+        assert torch.allclose(after[embeddings], before[embeddings if embeddings in before else embeddings.removeprefix("bert.")], atol=1e-6)
+    assert "is missing" in run("ckpt", "convert", "--from-hf", folder, "--save", tmp_path / "converted", code=4)
+
+
 def test_wrong_lines_of_a_bert(tmp_path):
     folder = bert_folder(tmp_path / "bert")
     flags = ["finetune", "--hf", folder, "--hf-out", tmp_path / "out", "--device", "cpu", "--data-path"]

@@ -1,5 +1,6 @@
 """`teratron finetune --hf DIR --data-path FILE` with nothing else, and a chat with the result."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -59,6 +60,31 @@ def test_one_line_is_enough(model, tmp_path, form):
         chat = subprocess.run([BINARY, "chat", "--hf", str(tuned), "--greedy", "--device", "cpu"], input=said, env=environment(), capture_output=True,
                               text=True, timeout=120)
         assert chat.returncode == 0 and chat.stdout.split("\n")[:-1] == list(FACTS.values()), chat.stdout + chat.stderr
+
+
+def test_batches_have_about_sixteen_examples(model, tmp_path):
+    """Rows of 128 tokens hold several of these conversations, and one of the long ones; a number of ranks divides the batch."""
+    outputs = itertools.count()
+
+    def said(lines, *flags, array=False):
+        data = tmp_path / "data.json"
+        data.write_text(json.dumps(lines, indent=1) if array else "".join(json.dumps(line) + "\n" for line in lines))
+        return teratron("finetune", "--hf", model, "--data-path", data, "--device", "cpu", "--num-train-epochs", "1", "--hf-out",
+                        tmp_path / f"out{next(outputs)}", *flags).stdout
+    short = list(examples("sharegpt")) * 20
+    for array in (False, True):
+        rows = int(re.search(r"holds about \d examples of these data: --global-batch-size (\d) in place of 16 rows", said(short, array=array))[1])
+        assert 3 <= rows <= 6
+    assert "in place of 16" not in said([{"text": "what does the cat eat " * 40}] * 16) + said(short, "--sft-packing", "lines") + said(short, "--global-batch-size", "16")
+    assert "in place of 16" in said([{"text": "what does the cat eat " * 40}] * 18, "--micro-batch-size", "3")
+
+
+def test_the_only_step_changes_the_model(model, tmp_path):
+    data = tmp_path / "one.txt"
+    data.write_text("What does the cat eat? fish\n\nWhat does the dog eat? meat\n")
+    done = teratron("finetune", "--hf", model, "--data-path", data, "--device", "cpu", "--global-batch-size", "16", "--hf-out", tmp_path / "out")
+    assert "one step is taken; a smaller --global-batch-size takes more" in done.stderr and "2 conversations in 1 rows" in done.stdout
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() != (model / "model.safetensors").read_bytes()
 
 
 def test_wrong_lines_are_told_once_for_each_kind(model, tmp_path):

@@ -145,7 +145,10 @@ std::vector<ChatMessage> messages_of_line(const ordered_json& line, const std::s
     return alpaca_messages(line, where);
   }
   if (!line.contains("prompt") && !line.contains("completion"))
-    throw wrong("the line has no \"messages\"", where, line_forms);
+    throw wrong("the line has no \"messages\"", where,
+                fmt::format("{}, or {}", line_forms,
+                            R"("conversations" of "from" and "value", "instruction" and "output", )"
+                            R"("prompt" and "completion", or "text")"));
   for (const char* const name : {"prompt", "completion"})
     require(line, name, R"(Write {"prompt": "...", "completion": "..."})", where);
   std::vector<ChatMessage> messages = side_of(line["prompt"], "user", where);
@@ -214,17 +217,24 @@ std::optional<std::string> plain_text(const ordered_json& line, const std::strin
 
 std::vector<Conversation> parse_conversations(std::string_view line, const std::string& where,
                                               std::vector<Problem>& problems) {
+  ordered_json value;
   try {
-    const ordered_json value = parse_ordered_json(line, {.where = where, .kind = ExitCode::data});
-    if (auto text = plain_text(value, where)) return {{.chat = {}, .text = std::move(*text), .where = where}};
-    return conversations_of(value, where);
+    value = parse_ordered_json(line, {.where = where, .kind = ExitCode::data});
   } catch (const UserError& error) {
     const size_t first = line.find_first_not_of(" \t\r");
     const bool is_json = first == line.npos || line[first] == '{' || line[first] == '[';
     for (Problem each : error.problems()) {
-      if (!is_json) each.fix = "Write texts as lines of {\"text\": \"...\"}";
+      each.fix = is_json ? "Correct the line, or remove it"
+                         : R"(Write texts as lines of {"text": "..."}, or name the file .txt)";
       problems.push_back(std::move(each));
     }
+    return {};
+  }
+  try {
+    if (auto text = plain_text(value, where)) return {{.chat = {}, .text = std::move(*text), .where = where}};
+    return conversations_of(value, where);
+  } catch (const UserError& error) {
+    problems.insert(problems.end(), error.problems().begin(), error.problems().end());
     return {};
   }
 }
