@@ -17,6 +17,7 @@ namespace {
 
 // Padding to a square, and resizing without a crop, make large images of long thin ones.
 constexpr int64_t kMaxPreparedPixels = int64_t{1} << 28;
+constexpr int64_t kMaxResizedSide = int64_t{1} << 25;  // before a crop, which alone is computed
 
 [[noreturn]] void refuse_size(ImageSize size, const std::string& where, const std::string& reason,
                               std::string fix) {
@@ -25,8 +26,9 @@ constexpr int64_t kMaxPreparedPixels = int64_t{1} << 28;
                     .fix = std::move(fix)});
 }
 
-void check_prepared_size(ImageSize from, ImageSize to, const std::string& where) {
-  if (to.width > 0 && to.height > 0 && to.pixels() <= kMaxPreparedPixels) return;
+void check_made_size(ImageSize from, ImageSize to, int64_t max_pixels, const std::string& where) {
+  const bool sides = std::min(to.width, to.height) > 0 && std::max(to.width, to.height) <= kMaxResizedSide;
+  if (sides && to.pixels() <= max_pixels) return;
   refuse_size(from, where, fmt::format("would become one of {} x {}", to.width, to.height),
               "Remove it from the data");
 }
@@ -183,10 +185,10 @@ PixelShape ImageProcessor::shape_of_prepared(ImageSize size, const std::string& 
 
 PixelShape ImageProcessor::shape_of(ImageSize size, const std::string& where) const {
   const ImageSize square = padded_size(size, settings_);
-  check_prepared_size(size, square, where);
-  const ImageSize out = settings_.crop ? *settings_.crop : resized_size(square, where);
-  check_prepared_size(size, out, where);
-  return shape_of_prepared(out, where);
+  check_made_size(size, square, kMaxPreparedPixels, where);
+  const ImageSize whole_size = resized_size(square, where);
+  check_made_size(size, whole_size, settings_.crop ? INT64_MAX : kMaxPreparedPixels, where);
+  return shape_of_prepared(settings_.crop.value_or(whole_size), where);
 }
 
 Image ImageProcessor::prepare(const Image& image, const std::string& where) const {

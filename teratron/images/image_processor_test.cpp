@@ -116,6 +116,10 @@ TEST(ImageProcessor, ShapesWithoutPixels) {
   EXPECT_EQ(edge.shape_of({100, 333}, "a").sizes, (std::vector<int64_t>{3, 745, 224}));
   EXPECT_THROW(edge.shape_of({1, 65500}, "a"), UserError);
   EXPECT_FALSE(edge.fixed_size());
+  const ImageProcessor fit(settings_of(
+      R"({"image_processor_type": "CLIPImageProcessor", "size": {"max_height": 10, "max_width": 30}})"));
+  EXPECT_EQ(fit.shape_of({40, 30}, "a").sizes, (std::vector<int64_t>{3, 224, 224}));
+  EXPECT_THROW(fit.shape_of({3, 500}, "a"), UserError) << "nothing is left of its width";
   const ImageProcessor pad(settings_of(R"({"image_processor_type": "LlavaImageProcessor", "do_pad": true})"));
   EXPECT_THROW(pad.shape_of({10, 65500}, "a"), UserError);
 }

@@ -255,8 +255,57 @@ def requests_seeds():
     yield b"\xff<|python_tag|>{\"name\": \"f\", \"parameters\": {}}; {\"name\": \"g\"}"
 
 
+def picture(*shape):
+    from PIL import Image
+    return Image.frombytes("RGBA"[:shape[2]] if shape[2] > 1 else "L", shape[1::-1], bytes(i * 37 % 256 for i in range(shape[0] * shape[1] * shape[2])))
+
+
+def encoded(image, form, **options):
+    stream = io.BytesIO()
+    image.save(stream, form, **options)
+    return stream.getvalue()
+
+
+TURNED = b"Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0\6\0\0\0\0\0\0"
+
+
+def jpeg_seeds():
+    yield encoded(picture(9, 17, 3), "JPEG", exif=TURNED)
+    yield encoded(picture(8, 8, 1), "JPEG", progressive=True)
+    yield encoded(picture(16, 16, 3), "JPEG", progressive=True, restart_marker_blocks=1, xmp=b'tiff:Orientation="8"')
+    yield encoded(picture(5, 5, 4).convert("CMYK"), "JPEG", subsampling=0)
+
+
+def png_seeds():
+    for channels in (1, 3, 4):
+        yield encoded(picture(5, 7, channels), "PNG", exif=TURNED)
+    yield encoded(picture(5, 7, 3).quantize(7), "PNG", transparency=2)
+    yield encoded(picture(5, 7, 1).convert("1"), "PNG", transparency=0)
+    yield encoded(picture(5, 7, 1).convert("I;16"), "PNG")
+
+
+def webp_seeds():
+    for channels in (3, 4):
+        yield encoded(picture(9, 17, channels), "WEBP", exif=TURNED)
+        yield encoded(picture(9, 17, channels), "WEBP", lossless=True)
+    yield encoded(picture(9, 17, 4), "WEBP", save_all=True, append_images=[picture(9, 17, 3).convert("RGBA")])
+
+
+def image_processor_seeds():
+    def keys(kind, **settings):
+        return json.dumps({"image_processor_type": kind + "ImageProcessor", **settings}).encode()
+
+    yield keys("CLIP", size={"shortest_edge": 20}, crop_size={"height": 20, "width": 24}, resample=3, do_center_crop=True)
+    yield keys("Llava", size=20, crop_size=21, do_pad=True, image_mean=[0.1, 0.2, 0.3], image_std=0.5, do_resize=True)
+    yield keys("Siglip", size={"height": 9, "width": 12}, rescale_factor=0.01, do_rescale=True, do_normalize=False)
+    yield keys("ViT", size={"shortest_edge": 10, "longest_edge": 30}, resample=2)
+    yield keys("CLIP", size={"max_height": 10, "max_width": 30}, do_center_crop=False)
+    yield keys("Qwen2VL", min_pixels=56, max_pixels=5000, patch_size=3, temporal_patch_size=2, merge_size=2)
+
+
 SEEDS = {"fuzz_command_line": command_line_seeds, "fuzz_config_file": config_file_seeds, "fuzz_http": http_seeds, "fuzz_idx": idx_seeds,
-         "fuzz_dist_metadata": dist_metadata_seeds, "fuzz_jsonl": jsonl_seeds, "fuzz_manifest": manifest_seeds, "fuzz_pickle": pickle_seeds,
+         "fuzz_dist_metadata": dist_metadata_seeds, "fuzz_image_processor": image_processor_seeds, "fuzz_jpeg": jpeg_seeds,
+         "fuzz_png": png_seeds, "fuzz_webp": webp_seeds, "fuzz_jsonl": jsonl_seeds, "fuzz_manifest": manifest_seeds, "fuzz_pickle": pickle_seeds,
          "fuzz_requests": requests_seeds, "fuzz_safetensors": safetensors_seeds,
          "fuzz_safetensors_index": safetensors_index_seeds, "fuzz_sentencepiece": sentencepiece_seeds,
          "fuzz_tokenizer_json": tokenizer_json_seeds}
