@@ -23,6 +23,41 @@ bool is_stacked_along_1(const Column& column) {
   return column.kind == Column::Kind::sequence || column.kind == Column::Kind::segments;
 }
 
+// What one sample has of a column of items: none if it leaves the column out.
+void copy_items(const Tensors& columns, const Column& column, const Sample& sample,
+                const std::string& where) {
+  const auto found = columns.find(column.name);
+  if (found == columns.end()) return;
+  const at::Tensor& values = found->second;
+  std::vector<int64_t> shape = column.shape;
+  shape.insert(shape.begin(), values.dim() == 0 ? 0 : values.size(0));
+  if (values.sizes() != at::IntArrayRef(shape)) {
+    throw data_error({.what = fmt::format("{} has the shape [{}], not [any number, {}]", column.name,
+                                          fmt::join(values.sizes(), ", "), fmt::join(column.shape, ", ")),
+                      .where = where,
+                      .fix = "Give what the model's settings say"});
+  }
+  const at::Tensor host = values.detach().to(at::kCPU, scalar_type_of(column.type)).contiguous();
+  const std::span<float> to = sample.f32_items(column.name, shape[0]);
+  std::memcpy(to.data(), host.data_ptr(), to.size_bytes());
+}
+
+// The items of some batches, one after another; undefined without any.
+at::Tensor all_items(const std::vector<Batch>& batches, size_t c) {
+  const Column& column = batches.at(0).schema()[c];
+  const int64_t bytes = column.numel() * element_size(column.type);
+  std::vector<at::Tensor> parts;
+  for (const Batch& batch : batches) {
+    for (const std::vector<std::byte>& items : batch.items(c)) {
+      std::vector<int64_t> shape = column.shape;
+      shape.insert(shape.begin(), std::ssize(items) / bytes);
+      parts.push_back(at::from_blob(const_cast<std::byte*>(items.data()), shape,
+                                    at::TensorOptions().dtype(scalar_type_of(column.type))));
+    }
+  }
+  return at::cat(parts);
+}
+
 // The column of `rows` samples, [rows, shape...], on the host and contiguous.
 at::Tensor rows_of(const Tensors& columns, const Column& column, int64_t rows, const std::string& where) {
   std::vector<int64_t> shape = column.shape;
@@ -71,6 +106,10 @@ Tensors stacked(const std::vector<Batch>& batches) {
   for (size_t c = 0; c < schema.size(); ++c) {
     const Column& column = schema[c];
     if (!column.is_read()) continue;
+    if (column.kind == Column::Kind::items) {
+      tensors[column.name] = all_items(batches, c);
+      continue;
+    }
     std::vector<at::Tensor> parts;
     for (const Batch& batch : batches) {
       std::vector<int64_t> shape = column.shape;
@@ -97,6 +136,11 @@ std::vector<Batch> unstacked(const Tensors& columns, const BatchSchema& schema, 
   for (int64_t i = 0; i < count; ++i) batches.emplace_back(schema, micro_batch_size);
   for (const Column& column : schema) {
     if (!column.is_read()) continue;
+    if (column.kind == Column::Kind::items) {
+      throw config_error({.what = fmt::format("{} has any number of parts of each sample", column.name),
+                          .where = "the batch",
+                          .fix = "Train from a dataset, whose samples say which are theirs"});
+    }
     const at::Tensor rows = rows_of(samples, column, micro_batch_size * count, "the batch");
     for (int64_t row = 0; row < micro_batch_size * count; ++row)
       copy_row(rows, row, column, batches[row / micro_batch_size].sample(row % micro_batch_size));
@@ -118,9 +162,13 @@ void PythonDataset::get(int64_t i, const Sample& sample) const {
   } catch (const nb::python_error& error) {
     throw data_error({.what = printable(error.what(), 2000), .where = where, .fix = "Correct the dataset"});
   }
+  for (const Column& column : schema_) {
+    if (column.kind == Column::Kind::items) copy_items(columns, column, sample, where);
+  }
   for (auto& [name, tensor] : columns) tensor = tensor.unsqueeze(0);
   for (const Column& column : schema_) {
-    if (column.is_read()) copy_row(rows_of(columns, column, 1, where), 0, column, sample);
+    if (column.is_read() && column.kind != Column::Kind::items)
+      copy_row(rows_of(columns, column, 1, where), 0, column, sample);
   }
 }
 

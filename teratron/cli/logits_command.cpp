@@ -144,7 +144,7 @@ void run_rank(const ParsedArguments& parsed, const LogitsOptions& options, const
   if (is_safetensors(options.input)) {
     const NamedTensors inputs = read_inputs(options.input, loaded.model);
     write_outputs(loaded.model, inputs, options.input, choice);
-    const int64_t rows = inputs.begin()->second.size(0);
+    const int64_t rows = sequences_in(loaded.model, inputs);
     if (choice.writes) print("{}: outputs for {} sequences", printable(options.output, 4096), rows);
     return;
   }

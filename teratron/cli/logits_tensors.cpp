@@ -17,7 +17,7 @@ using Problems = std::vector<Problem>;
 std::string names_of(const Inference& inference) {
   std::vector<std::string> names;
   for (const Inference::Input& input : inference.inputs)
-    names.push_back(input.name + (input.fill ? " (optional)" : ""));
+    names.push_back(input.name + (input.fill || !input.item.empty() ? " (optional)" : ""));
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
@@ -46,14 +46,31 @@ bool is_valid(const SafetensorsEntry& entry, const LanguageModel& model, Problem
       "Shorten the sequences");
 }
 
+bool is_valid_item(const SafetensorsEntry& entry, const Inference::Input& input, Problems& problems) {
+  const auto problem = [&](std::string what, std::string fix) {
+    problems.push_back({.what = std::move(what), .where = entry.name, .fix = std::move(fix)});
+    return false;
+  };
+  if (entry.dtype != Dtype::f32)
+    return problem(fmt::format("the dtype is {}", name_of(entry.dtype)), "Write it as float32");
+  if (std::ssize(entry.shape) == std::ssize(input.item) + 1 &&
+      std::equal(input.item.begin(), input.item.end(), entry.shape.begin() + 1))
+    return true;
+  return problem(fmt::format("the shape is [{}], but the model takes [any number, {}]",
+                             fmt::join(entry.shape, ", "), fmt::join(input.item, ", ")),
+                 "Write images of the model's size");
+}
+
 at::Tensor read_tensor(const SafetensorsFile& file, const SafetensorsEntry& entry) {
-  at::Tensor values = at::empty(entry.shape, at::kLong);
+  at::Tensor values = at::empty(entry.shape, entry.dtype == Dtype::f32 ? at::kFloat : at::kLong);
   file.read(entry, 0, entry.bytes, values.mutable_data_ptr());
   return values;
 }
 
 void check_range(const at::Tensor& values_BS, const Inference::Input& input, Problems& problems) {
-  const at::Tensor wrong = values_BS.lt(0).logical_or(values_BS.ge(input.limit)).nonzero();
+  at::Tensor is_wrong = values_BS.lt(0).logical_or(values_BS.ge(input.limit));
+  if (input.besides) is_wrong = is_wrong.logical_and(values_BS.ne(*input.besides));
+  const at::Tensor wrong = is_wrong.nonzero();
   if (wrong.size(0) == 0) return;
   const int64_t row = wrong[0][0].item<int64_t>(), column = wrong[0][1].item<int64_t>();
   problems.push_back(
@@ -103,8 +120,12 @@ NamedTensors read_inputs(const std::string& path, const LanguageModel& model) {
     known.push_back(input.name);
     const SafetensorsEntry* const entry = file.find(input.name);
     if (entry == nullptr) {
-      if (!input.fill)
+      if (!input.fill && input.item.empty())
         problems.push_back({.what = fmt::format("there is no tensor {}", input.name), .fix = takes});
+      continue;
+    }
+    if (!input.item.empty()) {
+      if (is_valid_item(*entry, input, problems)) inputs.set(input.name, read_tensor(file, *entry));
       continue;
     }
     if (!is_valid(*entry, model, problems)) continue;
@@ -130,7 +151,7 @@ NamedTensors read_inputs(const std::string& path, const LanguageModel& model) {
     problem.where = problem.where.empty() ? path : fmt::format("{}:{}", path, problem.where);
   if (!problems.empty()) throw UserError(ExitCode::data, std::move(problems));
   for (const Inference::Input& input : model.inference.inputs) {
-    if (!inputs[input.name].defined())
+    if (!inputs[input.name].defined() && input.item.empty())
       inputs.set(input.name, at::full(sizes_of(shapes, input.sequence), *input.fill, at::kLong));
   }
   return inputs;
@@ -192,19 +213,40 @@ std::vector<InferenceOutput> embeddings_of(const LanguageModel& model, const Mic
 
 }  // namespace
 
+namespace {
+
+std::vector<NamedTensors> parts_of(const NamedTensors& inputs, int64_t rows, int64_t at_once) {
+  std::vector<NamedTensors> parts;
+  for (int64_t row = 0; row < rows; row += at_once) {
+    NamedTensors& part = parts.emplace_back();
+    for (const auto& [name, values_BS] : inputs)
+      part.set(name, values_BS.narrow(0, row, std::min(at_once, rows - row)));
+  }
+  return parts;
+}
+
+}  // namespace
+
+int64_t sequences_in(const LanguageModel& model, const NamedTensors& inputs) {
+  return inputs[model.inference.inputs.front().name].size(0);
+}
+
 void write_outputs(const LanguageModel& model, const NamedTensors& inputs, const std::string& where,
                    const OutputChoice& choice) {
-  const at::Tensor& first_BS = inputs.begin()->second;
-  const int64_t rows = first_BS.size(0);
+  const int64_t rows = sequences_in(model, inputs);
   int64_t length = 0;
-  for (const auto& [name, values_BS] : inputs) length = std::max(length, values_BS.size(1));
+  for (const Inference::Input& input : model.inference.inputs) {
+    if (input.item.empty()) length = std::max(length, inputs[input.name].size(1));
+  }
   const int64_t at_once = std::max<int64_t>(1, tokens_at_once / length);
+  const auto& divide = model.inference.divide;
+  const std::vector<NamedTensors> parts =
+      divide ? divide(inputs, at_once, where) : parts_of(inputs, rows, at_once);
   std::optional<OutputFile> file;
   if (choice.writes) file.emplace(choice.path, rows);
-  for (int64_t row = 0; row < rows; row += at_once) {
+  for (const NamedTensors& host : parts) {
     NamedTensors part;
-    for (const auto& [name, values_BS] : inputs)
-      part.set(name, values_BS.narrow(0, row, std::min(at_once, rows - row)).to(model.device));
+    for (const auto& [name, values] : host) part.set(name, values.to(model.device));
     const MicroBatch batch = model.inference.batch(part, where);
     const auto outputs = choice.embeddings ? embeddings_of(model, batch) : outputs_of(model, batch);
     if (file) file->add(outputs);

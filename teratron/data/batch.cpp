@@ -41,10 +41,23 @@ void Sample::refuse(std::string_view name, ColumnType type) const {
                       .fix = "The columns of the model's batches are " + columns});
 }
 
-Batch::Batch(const BatchSchema& schema, int64_t samples) : schema_(schema), samples_(samples) {
-  for (const Column& column : schema_) {
-    const int64_t bytes = column.is_read() ? samples * column.numel() * element_size(column.type) : 0;
-    data_.emplace_back(static_cast<size_t>(bytes));
+std::span<float> Sample::f32_items(std::string_view name, int64_t count) const {
+  const Part* const part = find(name);
+  if (!part || part->column->type != ColumnType::f32 || !part->items) refuse(name, ColumnType::f32);
+  const auto elements = static_cast<size_t>(count * part->column->numel());
+  part->items->assign(elements * sizeof(float), std::byte{0});
+  return {reinterpret_cast<float*>(part->items->data()), elements};
+}
+
+Batch::Batch(const BatchSchema& schema, int64_t samples)
+    : schema_(schema), samples_(samples), items_(schema.size()) {
+  for (size_t c = 0; c < schema_.size(); ++c) {
+    const Column& column = schema_[c];
+    const bool has_items = column.kind == Column::Kind::items;
+    const bool is_fixed = column.is_read() && !has_items;
+    data_.emplace_back(
+        static_cast<size_t>(is_fixed ? samples * column.numel() * element_size(column.type) : 0));
+    if (has_items) items_[c].resize(static_cast<size_t>(samples));
   }
 }
 
@@ -52,6 +65,10 @@ Sample Batch::sample(int64_t i) {
   std::vector<Sample::Part> parts;
   for (size_t c = 0; c < schema_.size(); ++c) {
     if (!schema_[c].is_read()) continue;
+    if (schema_[c].kind == Column::Kind::items) {
+      parts.push_back({.column = &schema_[c], .items = &items_[c].at(static_cast<size_t>(i))});
+      continue;
+    }
     const int64_t size = schema_[c].numel() * element_size(schema_[c].type);
     parts.push_back({&schema_[c], data_[c].data() + i * size});
   }

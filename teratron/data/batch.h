@@ -25,6 +25,8 @@ struct Column {
     segments,  // i32 [S]: first position of each token's segment, named "...segment_start"; stacked as
                // "...cu_seqlens" (nn/tokens/segments.h)
     index,     // i64 [S]: 0, 1, ... S - 1, not read from the dataset; stacked as [S, B] with stride 0 along B
+    items,     // any number of arrays of this shape, as images; stacked as [N, ...], all of the first sample
+               // before those of the second. Without any the micro-batch does not have the column
   };
   /// Pipeline stages on which the batch has the column.
   enum class Stages : uint8_t { all, first, last, ends };  // ends: first and last
@@ -51,6 +53,7 @@ class Sample {
   struct Part {
     const Column* column = nullptr;
     std::byte* data = nullptr;
+    std::vector<std::byte>* items = nullptr;  // of a column of items, in place of data
   };
   explicit Sample(std::vector<Part> parts) : parts_(std::move(parts)) {}
 
@@ -58,6 +61,8 @@ class Sample {
   std::span<int64_t> i64(std::string_view name) const { return values<int64_t>(name, ColumnType::i64); }
   std::span<int32_t> i32(std::string_view name) const { return values<int32_t>(name, ColumnType::i32); }
   std::span<float> f32(std::string_view name) const { return values<float>(name, ColumnType::f32); }
+  /// Makes this sample's part of a column of items so many arrays, of zeros.
+  std::span<float> f32_items(std::string_view name, int64_t count) const;
 
  private:
   const Part* find(std::string_view name) const;
@@ -66,7 +71,7 @@ class Sample {
   template <typename T>
   std::span<T> values(std::string_view name, ColumnType type) const {
     const Part* const part = find(name);
-    if (!part || part->column->type != type) refuse(name, type);
+    if (!part || part->column->type != type || part->items) refuse(name, type);
     return {reinterpret_cast<T*>(part->data), static_cast<size_t>(part->column->numel())};
   }
   std::vector<Part> parts_;
@@ -80,8 +85,10 @@ class Batch {
   int64_t samples() const { return samples_; }
   const BatchSchema& schema() const { return schema_; }
   Sample sample(int64_t i);
-  /// All samples of column `c` of the schema.
+  /// All samples of column `c` of the schema, which does not hold items.
   const std::byte* data(size_t c) const { return data_[c].data(); }
+  /// What each sample has of column `c`, which holds items.
+  const std::vector<std::vector<std::byte>>& items(size_t c) const { return items_[c]; }
   template <typename T>
   std::span<const T> values(std::string_view name) const {
     const Column* const column = find_column(schema_, name);
@@ -93,7 +100,8 @@ class Batch {
  private:
   BatchSchema schema_;
   int64_t samples_;
-  std::vector<std::vector<std::byte>> data_;  // by column; empty for those not read
+  std::vector<std::vector<std::byte>> data_;  // by column; empty for those not read and for items
+  std::vector<std::vector<std::vector<std::byte>>> items_;  // by column and sample; empty for other columns
 };
 
 }  // namespace teratron

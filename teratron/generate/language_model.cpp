@@ -123,8 +123,10 @@ MicroBatch own_part(const LanguageModel& model, const MicroBatch& whole) {
   const int64_t length = whole[model.text.index].size(0), step = 2 * group.size;
   const int64_t missing = (length + step - 1) / step * step - length;
   MicroBatch padded = whole;
+  const int64_t samples = whole[model.text.index].size(1);
   for (const auto& [name, tensor] : whole.tensors) {
-    TERATRON_ASSERT(tensor.dim() == 2 && tensor.size(0) == length, "{} cannot be cut", name);
+    const bool of_tokens = tensor.dim() == 2 && tensor.size(0) == length && tensor.size(1) == samples;
+    if (!of_tokens) continue;  // images
     padded.tensors.set(name, at::cat({tensor, tensor.narrow(0, length - 1, 1).expand({missing, -1})}));
   }
   return cut_over_context(padded, group);

@@ -221,6 +221,26 @@ void write_tokenizer(const HfTokenizer& tokenizer, const ConfiguredTokens& saved
   if (family.has_decoder_start && !start) set("decoder_start_token_id", decoder_start(tokenizer.special));
 }
 
+// transformers asks the language model of a model that reads images, too.
+void copy_tokens(const HfFamily& family, json& config) {
+  for (const HfPart& part : family.parts) {
+    if (part.object != "text_config") continue;
+    for (const char* const key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
+      if (config.contains(key)) config[part.object][key] = json(config[key]);
+    }
+  }
+}
+
+// What an imported checkpoint keeps of them, where the tokenizer's folder has none.
+void write_processor(const std::string& settings, const HfTokenizer& tokenizer, const fs::path& directory) {
+  const json saved = json::parse(settings).value("hf_processor", json::object());
+  for (const auto& [name, text] : saved.items()) {
+    const bool is_name = name.find('/') == name.npos && text.is_string();
+    if (is_name && !tokenizer.files.contains(name) && !tokenizer.contents.contains(name))
+      write_text(directory / name, text.get<std::string>(), ExitCode::checkpoint);
+  }
+}
+
 void write_export(const CheckpointSource& source, const HfExport& request, const fs::path& directory,
                   ConversionReport& report) {
   const ExportPlan plan = plan_export(source.info(), request);
@@ -232,6 +252,8 @@ void write_export(const CheckpointSource& source, const HfExport& request, const
   json config = hf_config(plan.model, plan.outputs[0].dtype);
   write_tokenizer(request.tokenizer, saved_configured_tokens(source.info().config), directory,
                   *plan.model.family, config);
+  copy_tokens(*plan.model.family, config);
+  write_processor(source.info().config, request.tokenizer, directory);
   write_text(directory / "config.json", config.dump(2) + "\n", ExitCode::checkpoint);
   report.tensors = static_cast<int64_t>(plan.outputs.size());
   for (const auto& output : plan.outputs) report.elements += *checked_numel(output.shape);

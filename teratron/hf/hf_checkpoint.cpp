@@ -259,6 +259,8 @@ HfCheckpoint::HfCheckpoint(const fs::path& folder, HfHeads heads)
   config["model_family"] = model_.family->family;
   config["hf_model_type"] = model_.family->model_type;
   save_configured_tokens(configured_tokens(folder_), config);
+  if (nlohmann::json texts = hf_processor_texts(folder_); !texts.empty())
+    config["hf_processor"] = std::move(texts);
   info_ = {.path = folder_, .config = config.dump(), .state = "{}"};
   for (const HfTensor& tensor : tensors_) {
     if (!tensor.repeats) by_name_[tensor.name] = &tensor;

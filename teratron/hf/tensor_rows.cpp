@@ -60,8 +60,9 @@ HfTensor weight_of(const HfTensorRow& row, const json& settings) {
   if (row.rule == HfRule::kv_grouped) tensor.groups = hf_size(settings, "num_attention_heads");
   const bool gated = row.rule == HfRule::qkv_gated;
   if (row.rule == HfRule::qkv_grouped || row.rule == HfRule::qkv_fused || gated) {
-    tensor.groups = hf_size(settings, groups);
-    const int64_t keys = hf_size(settings, fmt::format("{}*kv_channels", groups));
+    const bool own_heads = !row.options.heads.empty();
+    tensor.groups = hf_size(settings, own_heads ? row.options.heads : groups);
+    const int64_t keys = own_heads ? shape[0] : hf_size(settings, fmt::format("{}*kv_channels", groups));
     tensor.parts = {shape[0], keys, keys};
   }
   if (gated) add_gated_runs(tensor, settings);
@@ -172,7 +173,8 @@ void add_row(std::vector<HfTensor>& tensors, const HfTensorRow& row, const HfMod
     for (HfSource& source : weight.sources) source.name = prefixes.second + of_expert(source.name, expert);
     if (weight.stacked) weight.runs = {{.first = expert * weight.shape[0], .rows = weight.shape[0]}};
     tensors.push_back(weight);
-    if (std::ranges::any_of(options.bias, is_set)) tensors.push_back(bias_of(std::move(weight)));
+    if (options.biased || std::ranges::any_of(options.bias, is_set))
+      tensors.push_back(bias_of(std::move(weight)));
   }
 }
 

@@ -1,6 +1,7 @@
 #include "teratron/hf/tokenizer_files.h"
 
 #include <algorithm>
+#include <array>
 #include <system_error>
 
 #include "teratron/base/environment.h"
@@ -31,6 +32,10 @@ json bert_tokenizer_type(const HfTokenizerFiles& files) {
   return lower ? "BertWordPieceLowerCase" : "BertWordPieceCase";
 }
 
+constexpr std::array processor_names = {"preprocessor_config.json", "processor_config.json",
+                                        "video_preprocessor_config.json"};
+constexpr uint64_t most_processor_bytes = 1 << 20;
+
 }  // namespace
 
 HfTokenizerFiles hf_tokenizer_files(const fs::path& folder) {
@@ -41,7 +46,21 @@ HfTokenizerFiles hf_tokenizer_files(const fs::path& folder) {
     std::error_code ignored;
     if (fs::is_regular_file(folder / name, ignored)) files[name] = folder / name;
   }
+  for (const char* const name : processor_names) {
+    std::error_code ignored;
+    if (fs::is_regular_file(folder / name, ignored)) files[name] = folder / name;
+  }
   return files;
+}
+
+json hf_processor_texts(const fs::path& folder) {
+  json texts = json::object();
+  for (const char* const name : processor_names) {
+    std::error_code ignored;
+    if (!fs::is_regular_file(folder / name, ignored)) continue;
+    texts[name] = read_text(folder / name, {.kind = ExitCode::checkpoint, .max_bytes = most_processor_bytes});
+  }
+  return texts;
 }
 
 json hf_tokenizer_settings(const fs::path& folder) {

@@ -13,9 +13,12 @@ namespace teratron {
 /// Name in a Hugging Face folder -> file.
 using HfTokenizerFiles = std::map<std::string, std::filesystem::path>;
 
-/// The tokenizer files in a Hugging Face folder, with the chat template and generation_config.json, which
-/// names special tokens; may be none.
+/// The tokenizer files in a Hugging Face folder, with the chat template, the settings of processors and
+/// generation_config.json, which names special tokens; may be none.
 HfTokenizerFiles hf_tokenizer_files(const std::filesystem::path& folder);
+
+/// What processors of images read: name -> text. `hf_tokenizer_files()` has these files, too.
+nlohmann::json hf_processor_texts(const std::filesystem::path& folder);
 
 /// These files as Megatron-LM's settings: tokenizer_type and absolute paths. Empty if there are none.
 nlohmann::json hf_tokenizer_settings(const std::filesystem::path& folder);

@@ -75,8 +75,9 @@ void enter_object(const HfFamily& family, HfConfig& config) {
   config.object = std::string(family.object) + ".";
 }
 
-// The keys as a configuration class of transformers has them.
-void complete_keys(const HfFamily& family, json& keys) {
+// The keys as a configuration class of transformers has them: of a family or of one of its parts.
+template <typename Class>
+void complete_keys(const Class& family, json& keys) {
   for (const auto& [alias, key] : family.aliases) {
     const auto found = keys.find(alias);
     if (found == keys.end()) continue;
@@ -86,13 +87,37 @@ void complete_keys(const HfFamily& family, json& keys) {
   for (const auto& [key, value] : family.defaults.items()) keys.emplace(key, value);
 }
 
-void refuse_unknown_keys(const HfFamily& family, HfConfig& config) {
-  std::set<std::string_view> known(family.other_keys.begin(), family.other_keys.end());
+template <typename Class>
+void refuse_unknown_keys(const Class& family, HfConfig& config, std::set<std::string_view> known = {}) {
+  known.insert(family.other_keys.begin(), family.other_keys.end());
   for (const HfKey& row : family.keys) known.insert(row.key.substr(0, row.key.find('.')));
   for (const auto& [key, value] : config.keys.items()) {
-    if (!known.contains(key) && !is_neutral_key(key, value))
-      config.problem("'{}' = {} is not supported", printable(key), printable(value.dump()));
+    if (known.contains(key) || is_neutral_key(key, value)) continue;
+    config.problem("'{}{}' = {} is not supported", config.object, printable(key), printable(value.dump()));
   }
+}
+
+// Tied embeddings are those of the whole model or of its language model.
+void read_part(const HfPart& part, HfConfig& config) {
+  json inner = config.has(part.object) ? config.keys[part.object] : part.missing;
+  if (!inner.is_object()) return config.problem("'{}' is not an object", part.object);
+  constexpr const char* tie = "tie_word_embeddings";
+  if (std::ranges::find(part.keys, tie, &HfKey::key) != part.keys.end() &&
+      config.keys.value(tie, json()) == true)
+    inner[tie] = true;
+  std::swap(config.keys, inner);
+  config.object = std::string(part.object) + ".";
+  complete_keys(part, config.keys);
+  refuse_unknown_keys(part, config);
+  for (const HfKey& key : part.keys) in_object(key, config, read_key);
+  config.object.clear();
+  std::swap(config.keys, inner);
+}
+
+std::set<std::string_view> objects_of(const HfFamily& family) {
+  std::set<std::string_view> objects;
+  for (const HfPart& part : family.parts) objects.insert(part.object);
+  return objects;
 }
 
 // What no flag takes either, such as a dropout of 3.
@@ -143,18 +168,58 @@ bool has_architecture(const HfConfig& config, const std::string& name) {
   return names != config.keys.end() && names->is_array() && !names->empty() && names->front() == name;
 }
 
+// Empty if it says nothing.
+std::string type_of_part(const HfPart& part, const json& keys) {
+  const auto inner = keys.find(part.object);
+  if (inner == keys.end() || !inner->is_object()) return "";
+  const auto type = inner->find("model_type");
+  return type == inner->end() || !type->is_string() ? "" : type->get<std::string>();
+}
+
+bool has_parts(const HfFamily& family, const json& keys) {
+  return std::ranges::all_of(family.parts, [&keys](const HfPart& part) {
+    const std::string type = type_of_part(part, keys);
+    return type == part.model_type || (type.empty() && part.assumed);
+  });
+}
+
+// None of the families of one model_type has the parts.
+UserError unknown_parts(std::span<const HfFamily> families, const HfConfig& config,
+                        const std::string& where) {
+  const std::string type = config.keys.at("model_type");
+  std::vector<std::string> found, known;
+  for (const HfFamily& family : families) {
+    if (type != family.model_type) continue;
+    std::vector<std::string> parts;
+    for (const HfPart& part : family.parts) {
+      if (known.empty())
+        found.push_back(fmt::format("{} '{}'", part.object, printable(type_of_part(part, config.keys))));
+      parts.emplace_back(part.model_type);
+    }
+    known.push_back(fmt::format("{}", fmt::join(parts, " with ")));
+  }
+  return checkpoint_error(
+      {.what = fmt::format("model_type '{}' with {} is not supported", type, fmt::join(found, " and ")),
+       .where = where,
+       .fix = fmt::format("Supported are {}", fmt::join(known, ", "))});
+}
+
 // The class of the model_type that config.json names, else the first of this type.
 const HfFamily& family_of(HfConfig& config, std::span<const HfFamily> families, const std::string& where) {
   const std::string type = config.get("model_type", "");
   const HfFamily* first = nullptr;
+  bool has_type = false;
   std::vector<std::string_view> known;
   for (const HfFamily& family : families) {
     if (std::ranges::find(known, family.model_type) == known.end()) known.push_back(family.model_type);
     if (type != family.model_type) continue;
+    has_type = true;
+    if (!has_parts(family, config.keys)) continue;
     if (has_architecture(config, family.architecture)) return family;
     if (!first) first = &family;
   }
   if (first) return *first;
+  if (has_type) throw unknown_parts(families, config, where);
   for (const FamilyFormats& formats : family_formats()) {
     for (const auto& [refused, reason] : formats.refused_hf) {
       if (type == refused)
@@ -190,7 +255,8 @@ HfModel parse_hf_config(const std::string& text, const std::string& where,
   const HfFamily& family = family_of(config, families, where);
   enter_object(family, config);
   complete_keys(family, config.keys);
-  refuse_unknown_keys(family, config);
+  refuse_unknown_keys(family, config, objects_of(family));
+  for (const HfPart& part : family.parts) read_part(part, config);
   for (const HfKey& key : family.keys) in_object(key, config, read_key);
   if (config.problems.empty()) {
     HfModel model{&family, std::move(config.settings), {}, where};
@@ -213,8 +279,15 @@ HfModel hf_model_of(const CheckpointInfo& info, std::span<const HfFamily> famili
   for (const HfFamily* const candidate : candidates_of(saved, families)) {
     const HfFamily& family = *candidate;
     HfConfig config{.settings = settings};
-    for (const HfKey& key : family.keys)
-      in_object(key, config, [&info](const HfKey& row, HfConfig& keys) { write_key(row, info, keys); });
+    const auto write = [&info](const HfKey& row, HfConfig& keys) { write_key(row, info, keys); };
+    for (const HfPart& part : family.parts) {
+      json own = {{"model_type", part.model_type}};
+      std::swap(config.keys, own);
+      for (const HfKey& key : part.keys) in_object(key, config, write);
+      std::swap(config.keys, own);
+      config.keys[part.object] = std::move(own);
+    }
+    for (const HfKey& key : family.keys) in_object(key, config, write);
     for (const HfTensorGroup& group : family.tensors) {
       const std::string first = in_layer(group.ours, 0) + std::string(group.rows[0].name);
       const bool in_first = !group.layers.empty() && group.span == HfLayers::all && group.after.empty() &&

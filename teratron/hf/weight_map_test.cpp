@@ -331,22 +331,35 @@ TEST(HfConfigTest, KeysInsideObjects) {
             std::string::npos);
 }
 
+TEST(HfMap, SizesAreSumsProductsAndQuotients) {
+  const json settings = {{"a", 30}, {"b", 7}, {"list", {4, 5, 6}}, {"none", nullptr}};
+  EXPECT_EQ(hf_size(settings, "2*a+b"), 67);
+  EXPECT_EQ(hf_size(settings, "a/b"), 0);
+  EXPECT_EQ(hf_size(settings, "a:b*a:b+1"), 17);
+  EXPECT_EQ(hf_size(settings, "b*list"), 21);
+  EXPECT_EQ(hf_size(settings, "a:none"), 0);
+}
+
 TEST(HfMap, RowsNameSettings) {
   const json settings = json::parse(to_json(Arguments()));
   const auto check = [&](std::string_view product) {
     for (size_t end = 0; !product.empty(); product.remove_prefix(std::min(end + 1, product.size()))) {
-      end = std::min(product.find_first_of("+*/"), product.size());
+      end = std::min(product.find_first_of("+*/:"), product.size());
       const std::string_view factor = product.substr(0, end);
       EXPECT_TRUE(settings.contains(factor) || factor == "4" || factor == "3" || factor == "2" ||
                   factor == "1")
           << factor;
     }
   };
-  for (const HfFamily& family : hf_families()) {
-    for (const HfKey& row : family.keys) {
+  const auto check_keys = [&check](const std::vector<HfKey>& keys) {
+    for (const HfKey& row : keys) {
       check(row.setting);
       check(row.options.derived);
     }
+  };
+  for (const HfFamily& family : hf_families()) {
+    check_keys(family.keys);
+    for (const HfPart& part : family.parts) check_keys(part.keys);
     for (const HfTensorGroup& group : family.tensors) {
       check(group.layers);
       EXPECT_EQ(group.layers.empty(), group.theirs.find('*') == group.theirs.npos) << group.theirs;
@@ -354,6 +367,7 @@ TEST(HfMap, RowsNameSettings) {
         for (const std::string_view setting : row.options.when) check(setting);
         for (const std::string_view setting : row.options.unless) check(setting);
         for (const std::string_view size : row.shape) check(size);
+        check(row.options.heads);
         for (const std::string_view setting : row.options.bias) check(setting);
       }
     }

@@ -33,10 +33,15 @@ int64_t hf_size(const json& settings, std::string_view expression) {
   if (const size_t plus = expression.find('+'); plus != expression.npos)
     return hf_size(settings, expression.substr(0, plus)) + hf_size(settings, expression.substr(plus + 1));
   const size_t sign = expression.find_last_of("*/");
+  if (const size_t colon = expression.find(':'); sign == expression.npos && colon != expression.npos) {
+    const int64_t divisor = hf_size(settings, expression.substr(colon + 1));
+    return divisor == 0 ? 0 : hf_size(settings, expression.substr(0, colon)) / divisor;
+  }
   if (sign == expression.npos && expression.front() <= '9') return std::stoll(std::string(expression));
   if (sign == expression.npos) {
     const auto setting = settings.find(expression);
     TERATRON_ASSERT(setting != settings.end() || expression == "num_experts", "no setting {}", expression);
+    if (setting != settings.end() && setting->is_array()) return std::ssize(*setting);
     return setting == settings.end() || setting->is_null() ? 0 : setting->get<int64_t>();
   }
   const int64_t a = hf_size(settings, expression.substr(0, sign));

@@ -15,7 +15,8 @@
 namespace teratron {
 
 /// A sum, product or quotient of settings and numbers: "4*hidden_size". 0 if a setting is null or the
-/// quotient not whole; factors are at most 2^60, which no file holds, so that a sum cannot overflow.
+/// quotient not whole; factors are at most 2^60, which no file holds, so that a sum cannot overflow. A list
+/// counts its elements. "a:b" is a quotient that is rounded down, and binds more tightly than the others.
 int64_t hf_size(const nlohmann::json& settings, std::string_view expression);
 
 /// A config.json and settings, while one is made from the other.
@@ -87,10 +88,13 @@ struct HfTensorOptions {
   std::vector<std::string_view> bias = {};    // with any of these settings, the .bias of a .weight follows it
   std::vector<std::string_view> copies = {};  // whole names under which files may repeat the source
   std::string_view in = {};                   // the kind of layers that have it; empty: all
-  std::vector<std::string_view> rows = {};    // of each source of a concatenation; empty: all are alike
-  bool any_cut = false;                       // files may cut the concatenated rows elsewhere
-  bool f32 = false;                           // in every export
-  bool one_row = false;                       // the source is [1, ...]
+  /// QKV: the setting with the number of heads, each with its keys and values; empty: the language model's.
+  std::string_view heads = {};
+  bool biased = false;                      // the .bias of a .weight follows it in all models
+  std::vector<std::string_view> rows = {};  // of each source of a concatenation; empty: all are alike
+  bool any_cut = false;                     // files may cut the concatenated rows elsewhere
+  bool f32 = false;                         // in every export
+  bool one_row = false;                     // the source is [1, ...]
   /// Files repeat the tensor of this whole name of ours here: compared where it is, and always written.
   bool repeats = false;
 };
@@ -127,6 +131,18 @@ struct HfFusedExperts {
   bool written = false;  // export writes it, too, in place of its one part
 };
 
+/// A model within another: an object of config.json with a model_type.
+struct HfPart {
+  std::string_view object;      // "text_config"
+  std::string_view model_type;  // of the object; config.json with another one is of another HfFamily
+  bool assumed = false;         // it is that of an object that names none, too
+  std::vector<HfKey> keys;
+  nlohmann::json defaults = nlohmann::json::object();  // as of HfFamily, like the next two
+  std::vector<std::pair<std::string_view, std::string_view>> aliases = {};
+  std::vector<std::string_view> other_keys = {};
+  nlohmann::json missing = nullptr;  // the object where config.json has none; null: it must have one
+};
+
 struct HfFamily {
   std::string_view model_type;
   std::string architecture;  // class of the model with its head
@@ -159,6 +175,7 @@ struct HfFamily {
   /// The object of config.json that has the keys: the text model of one with pictures. Such files are only
   /// read. Empty: the outermost.
   std::string_view object = {};
+  std::vector<HfPart> parts = {};   // read and written before the keys of the whole
   std::string_view peft_task = {};  // task_type of PEFT's adapters; empty: null
   bool has_decoder_start = false;   // config.json names the token that decoders begin with
   std::string family = {};          // of families.def, or its classifier; set by hf_families()

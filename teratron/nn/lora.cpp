@@ -79,7 +79,7 @@ at::Tensor lora_part_mask(const LoraParts& chosen, const std::vector<LinearPart>
 
 std::shared_ptr<Lora> Lora::make(const Scope& scope, Kind kind, const LoraShape& shape,
                                  const TensorParallel& parallel) {
-  const auto& options = scope.options().lora;
+  const LoraOptions* const options = scope.lora();
   if (!options || lora_parts(*options, shape.name, shape.parts).empty()) return nullptr;
   return std::shared_ptr<Lora>(new Lora(scope, kind, shape, parallel));
 }

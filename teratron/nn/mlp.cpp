@@ -248,7 +248,10 @@ Mlp::Mlp(const Scope& scope, const MlpOptions& options, const TensorParallel& pa
       glu_(options.glu),
       fc1_(scope / "linear_fc1", fc1_options(options), parallel),
       fc2_(scope / "linear_fc2",
-           {.in = options.ffn_hidden, .out = options.hidden, .bias = options.bias, .init = options.fc2_init},
+           {.in = options.ffn_hidden,
+            .out = options.out > 0 ? options.out : options.hidden,
+            .bias = options.bias,
+            .init = options.fc2_init},
            parallel) {}
 
 Hidden Mlp::forward_scaled(const at::Tensor& x_SBH, const ResidualDropout& residual) {

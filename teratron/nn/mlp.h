@@ -10,6 +10,7 @@ namespace teratron {
 struct MlpOptions {
   int64_t hidden = 0;
   int64_t ffn_hidden = 0;
+  int64_t out = 0;  // width of the result; 0: hidden
   Activation activation = Activation::gelu;
   bool bias = true;
   double gate_multiplier = 1.0;  // of fc1's gates, before a gated activation

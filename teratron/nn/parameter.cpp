@@ -207,6 +207,12 @@ Scope Scope::replicated_over(AxisSet axes) const {
   return same;
 }
 
+Scope Scope::without_lora() const {
+  Scope same = *this;
+  same.adapts_ = false;
+  return same;
+}
+
 Parameter& Scope::parameter(std::string_view name, const ParameterOptions& options) const {
   ParameterOptions mine = options;
   mine.replicated_over = replicated_over_.value_or(options.replicated_over);

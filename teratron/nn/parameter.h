@@ -183,6 +183,10 @@ class Scope {
   /// Scopes of this prefix, whose parameters are frozen, or replicated over these axes (ParameterOptions).
   Scope frozen() const;
   Scope replicated_over(AxisSet axes) const;
+  /// A scope of this prefix, whose linear layers have no adapters.
+  Scope without_lora() const;
+  /// Null: no linear layer has adapters.
+  const LoraOptions* lora() const { return adapts_ && options().lora ? &*options().lora : nullptr; }
   const std::string& prefix() const { return prefix_; }
   /// Null: linear layers use the model's dtype.
   Fp8Scaling* fp8() const { return fp8_; }
@@ -197,6 +201,7 @@ class Scope {
   Fp8Scaling* fp8_ = nullptr;
   std::optional<AxisSet> replicated_over_;
   bool trainable_ = true;
+  bool adapts_ = true;
 };
 
 }  // namespace teratron

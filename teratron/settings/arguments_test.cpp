@@ -335,7 +335,7 @@ TEST(Arguments, DumpListsEveryFieldSortedWithoutRegardToCase) {
   std::vector<std::string> lines;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
-    lines.push_back(text.substr(begin, end - begin));
+    lines.push_back(to_lower(text.substr(begin, end - begin)));
     begin = end + 1;
   }
   ASSERT_EQ(lines.size(), arguments_schema().fields().size() + 2);

@@ -16,9 +16,9 @@
 namespace teratron {
 
 inline const std::vector<at::ScalarType> float_types{at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
-inline constexpr std::array activations{Activation::gelu, Activation::gelu_erf, Activation::squared_relu,
-                                        Activation::relu, Activation::silu,     Activation::swiglu,
-                                        Activation::geglu};
+inline constexpr std::array activations{Activation::gelu,   Activation::gelu_erf, Activation::squared_relu,
+                                        Activation::relu,   Activation::silu,     Activation::quick_gelu,
+                                        Activation::swiglu, Activation::geglu};
 
 /// Rounding error of the dtype, with room for a few operations.
 inline double tolerance(at::ScalarType type) {

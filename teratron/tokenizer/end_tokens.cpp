@@ -54,6 +54,17 @@ std::optional<nlohmann::json> object_of(const fs::path& file) {
   return config;
 }
 
+// The keys of a model that reads images, too, are those of its language model where it has none.
+nlohmann::json with_language_model(nlohmann::json config) {
+  const auto text = config.find("text_config");
+  if (text == config.end() || !text->is_object()) return config;
+  for (const char* const key : {"eos_token_id", "bos_token_id", "pad_token_id"}) {
+    const bool is_missing = !config.contains(key) || config[key].is_null();
+    if (is_missing && text->contains(key)) config[key] = nlohmann::json((*text)[key]);
+  }
+  return config;
+}
+
 }  // namespace
 
 // As transformers, which takes generation_config.json as a whole.
@@ -61,11 +72,12 @@ ConfiguredTokens configured_tokens(const fs::path& folder) {
   ConfiguredTokens tokens;
   if (folder.empty()) return tokens;
   const fs::path model = folder / "config.json", generation = folder / "generation_config.json";
-  if (const auto config = object_of(model)) {
-    tokens.eos = tokens.ends = ids_of(*config, "eos_token_id", model.string());
-    tokens.bos = id_of(*config, "bos_token_id", model.string());
-    tokens.pad = id_of(*config, "pad_token_id", model.string());
-    tokens.decoder_start = start_of(*config, model.string());
+  if (const auto whole = object_of(model)) {
+    const nlohmann::json config = with_language_model(*whole);
+    tokens.eos = tokens.ends = ids_of(config, "eos_token_id", model.string());
+    tokens.bos = id_of(config, "bos_token_id", model.string());
+    tokens.pad = id_of(config, "pad_token_id", model.string());
+    tokens.decoder_start = start_of(config, model.string());
   }
   if (const auto config = object_of(generation)) {
     tokens.ends = ids_of(*config, "eos_token_id", generation.string());

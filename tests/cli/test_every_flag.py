@@ -10,7 +10,7 @@ from program import BINARY, MOCK, each, environment, message, needs_binary
 
 pytestmark = needs_binary
 
-ROW = re.compile(r"\| `(--[a-z0-9-]+)`(?: `--[A-Za-z0-9-]+`)*(?: ([^|`]*[^|` ]))? \| `[^|]*` \| [^|]* \| ")
+ROW = re.compile(r"\| `(--[A-Za-z0-9-]+)`(?: `--[A-Za-z0-9-]+`)*(?: ([^|`]*[^|` ]))? \| `[^|]*` \| [^|]* \| ")
 VALUES = {"N": ["2"], "X": ["0.5"], "TEXT": ["x"], "N...": ["2"], "X...": ["0.5"], "TEXT...": ["x"], None: []}
 OF_OTHERS = {"--config-file"}  # reads a file
 

@@ -106,7 +106,7 @@ def test_help_fits_a_screen(helps):
 
 def test_examples_of_help_train():
     """As printed, but for the number of steps."""
-    for family in ("gpt", "bert", "t5", "mamba"):
+    for family in ("gpt", "bert", "t5", "mamba", "vlm"):
         page = teratron("pretrain", family, "--help").stdout.replace("\\\n", "")
         example = re.search(r"^example:\n  teratron (.*)$", page, re.M)[1]
         short = ["--train-iters", 1, "--eval-iters", 0, "--device", "cpu", "--seq-length", 64, *(["--num-layers", 1] if family == "gpt" else [])]

@@ -168,8 +168,11 @@ void add_first_batch(const ModelPlan& plan, ParameterSet& parameters, const Micr
     total = total.defined() ? total + mean : mean;
   }
   total.backward();
-  for (const Parameter& parameter : parameters.all())
+  for (Parameter& parameter : parameters.all()) {
+    if (!parameter.options.trainable) continue;
+    if (!parameter.main_grad.defined()) parameter.main_grad = at::zeros_like(parameter.tensor);
     out.emplace_back("gradient." + parameter.name, logical(parameter, parameter.main_grad).clone());
+  }
 }
 
 void run_family_case(const nlohmann::json& request, const std::filesystem::path& directory) {

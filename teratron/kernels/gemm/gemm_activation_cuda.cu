@@ -38,6 +38,8 @@ void launch(const Params& p, cudaStream_t stream) {
       return launch<backward, Activation::relu>(p, stream);
     case Activation::silu:
       return launch<backward, Activation::silu>(p, stream);
+    case Activation::quick_gelu:
+      return launch<backward, Activation::quick_gelu>(p, stream);
     case Activation::swiglu:
       return launch<backward, Activation::swiglu>(p, stream);
     case Activation::geglu:

@@ -358,6 +358,8 @@ void launch(const SkinnyGemmArgs& args, cudaStream_t stream) {
       return launch<T, Activated<T, Activation::relu>>(args, stream);
     case Activation::silu:
       return launch<T, Activated<T, Activation::silu>>(args, stream);
+    case Activation::quick_gelu:
+      return launch<T, Activated<T, Activation::quick_gelu>>(args, stream);
     case Activation::swiglu:
       return launch<T, Activated<T, Activation::swiglu>>(args, stream);
     case Activation::geglu:

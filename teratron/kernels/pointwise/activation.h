@@ -5,6 +5,7 @@
 //   squared_relu  max(z, 0)^2                                       (Primer, So et al. 2021)
 //   relu          max(z, 0)
 //   silu          z / (1 + exp(-z))
+//   quick_gelu    z / (1 + exp(-1.702 z))                           (CLIP, Radford et al. 2021)
 //   swiglu        silu(gate) * up, z = gate|up: halves of the last dimension (Shazeer 2020)
 //   geglu         gelu(gate) * up, with the tanh form
 //

@@ -32,6 +32,9 @@ template <Activation kind, typename A>
   } else if constexpr (kind == Activation::silu) {
     const Vector<A> s = one / (one + z.neg().exp());
     return {z * s, s * (one + z * (one - s))};
+  } else if constexpr (kind == Activation::quick_gelu) {
+    const Vector<A> slope(A(1.702)), s = one / (one + (slope * z).neg().exp());
+    return {z * s, s * (one + slope * z * (one - s))};
   } else if constexpr (kind == Activation::gelu_erf) {
     const Vector<A> root_half(A(M_SQRT1_2)), density_at_0(A(M_2_SQRTPI * M_SQRT1_2 / 2));
     const Vector<A> cdf = half + half * (z * root_half).erf();
@@ -60,6 +63,8 @@ void with_activation(Activation activation, const F& f) {
       return f.template operator()<Activation::relu, false>();
     case Activation::silu:
       return f.template operator()<Activation::silu, false>();
+    case Activation::quick_gelu:
+      return f.template operator()<Activation::quick_gelu, false>();
     case Activation::swiglu:
       return f.template operator()<Activation::silu, true>();
     case Activation::geglu:

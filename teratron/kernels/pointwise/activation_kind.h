@@ -5,7 +5,7 @@
 
 namespace teratron {
 
-enum class Activation : uint8_t { gelu, gelu_erf, squared_relu, relu, silu, swiglu, geglu };
+enum class Activation : uint8_t { gelu, gelu_erf, squared_relu, relu, silu, quick_gelu, swiglu, geglu };
 
 /// Whether x holds gate|up.
 constexpr bool is_gated(Activation activation) {

@@ -7,10 +7,11 @@
 namespace teratron::cuda {
 
 /// Whether the activation is z s with a gate s = sigmoid(f(z)): f(z) = 2 sqrt(2/pi) (z + 0.044715 z^3) for
-/// gelu's tanh form, f(z) = z for silu.
+/// gelu's tanh form, f(z) = z for silu, 1.702 z for quick_gelu.
 template <Activation kind>
-inline constexpr bool has_gate = kind == Activation::gelu || kind == Activation::geglu ||
-                                 kind == Activation::silu || kind == Activation::swiglu;
+inline constexpr bool has_gate =
+    kind == Activation::gelu || kind == Activation::geglu || kind == Activation::silu ||
+    kind == Activation::swiglu || kind == Activation::quick_gelu;
 
 /// -f(z) / log(2), so that s = 1 / (1 + 2^x).
 template <Activation kind, typename A>
@@ -18,6 +19,8 @@ __device__ A gate_exponent(A z) {
   if constexpr (kind == Activation::gelu || kind == Activation::geglu) {
     constexpr A a = A(-1.5957691216057308 * log2_e), b = A(0.044715);
     return z * (a + a * b * (z * z));
+  } else if constexpr (kind == Activation::quick_gelu) {
+    return z * A(-1.702 * log2_e);
   } else {
     return z * A(-log2_e);
   }
@@ -59,8 +62,9 @@ __device__ ValueAndSlope<A> slope_of(A z, A gate) {
   } else if constexpr (kind == Activation::relu) {
     return {z > A(0) ? z : A(0), z > A(0) ? A(1) : A(0)};
   } else {
+    constexpr A slope = kind == Activation::quick_gelu ? A(1.702) : A(1);
     const A value = z * gate;
-    return {value, gate + (value - value * gate)};
+    return {value, gate + slope * (value - value * gate)};
   }
 }
 
@@ -104,6 +108,8 @@ __device__ void with_kind(Activation kind, F&& f) {
         return f(std::integral_constant<Activation, Activation::squared_relu>{});
       case Activation::relu:
         return f(std::integral_constant<Activation, Activation::relu>{});
+      case Activation::quick_gelu:
+        return f(std::integral_constant<Activation, Activation::quick_gelu>{});
       default:
         return f(std::integral_constant<Activation, Activation::silu>{});
     }

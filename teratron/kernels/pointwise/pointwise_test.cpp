@@ -22,6 +22,8 @@ at::Tensor formula(const at::Tensor& z, Activation kind) {
       return at::relu(z);  // its derivative at 0 is 0, clamp_min's is 1
     case Activation::silu:
       return z / (1 + at::exp(-z));
+    case Activation::quick_gelu:
+      return z / (1 + at::exp(-1.702 * z));
     case Activation::swiglu:
       return halves[0] / (1 + at::exp(-halves[0])) * halves[1];
     case Activation::geglu:

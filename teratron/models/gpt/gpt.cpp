@@ -1,5 +1,6 @@
 #include "teratron/models/gpt/gpt.h"
 
+#include "teratron/models/transformer/insert_rows.h"
 #include "teratron/models/transformer/layer_context.h"
 #include "teratron/models/transformer/transformer_branches.h"
 #include "teratron/nn/linear.h"
@@ -17,6 +18,11 @@ VocabularyOptions vocabulary_options(const GPTConfig& config) {
           .init = weight_init(config)};
 }
 
+Scope root_of(ParameterSet& parameters, const GPTConfig& config) {
+  const Scope root(parameters, config.scope);
+  return config.frozen ? root.frozen() : root;
+}
+
 }  // namespace
 
 GPTConfig stage_config(GPTConfig config, const StageContext& part) {
@@ -30,7 +36,7 @@ GPTConfig stage_config(GPTConfig config, const StageContext& part) {
 GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& stage,
          const TensorParallel& parallel, const Mesh& mesh)
     : Model(stage), config_(config), parallel_(parallel) {
-  const Scope root(parameters);
+  const Scope root = root_of(parameters, config);
   const Scope embedding = root / "embedding";
   const bool has_logits = stage.head && config.output_layer;
   const bool has_mtp = has_logits && config.mtp_layers > 0;
@@ -81,7 +87,7 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
   if (has_mtp) mtp_ = std::make_unique<MultiTokenPrediction>(root / "mtp", config, parallel, mesh);
 }
 
-at::Tensor GPT::embed(const at::Tensor& tokens_SB, const LayerContext& context) {
+at::Tensor GPT::embed(const at::Tensor& tokens_SB, const LayerContext& context, const MicroBatch* inserted) {
   at::Tensor x_SBH = word_embeddings_->forward(tokens_SB);
   if (config_.embedding_scale != 1.0) {
     // The factor has the dtype of the embeddings, as in transformers.
@@ -89,6 +95,8 @@ at::Tensor GPT::embed(const at::Tensor& tokens_SB, const LayerContext& context) 
   }
   if (config_.embedding_multiplier != 1.0) x_SBH = x_SBH * config_.embedding_multiplier;
   if (embedding_norm_) x_SBH = embedding_norm_->forward(x_SBH);
+  if (inserted && (*inserted)["inserted_RH"].defined())
+    x_SBH = insert_rows(x_SBH, (*inserted)["inserted_RH"], (*inserted)["inserted_row"], parallel_);
   if (position_embeddings_) {
     x_SBH = position_embeddings_->add_to_(x_SBH, parallel_.sequence_shard(context.positions_SB));
   }
@@ -101,18 +109,18 @@ at::Tensor GPT::embed(const at::Tensor& tokens_SB, const LayerContext& context) 
 Activations GPT::forward(const Activations& input, const MicroBatch& batch, LayerStates* states) {
   LayerContext context = layer_context(batch, config_, rope_.get());
   context.local_rope = local_rope_.get();
-  at::Tensor x_SBH = stage().embedding ? embed(batch["tokens"], context) : input["hidden"];
+  at::Tensor x_SBH = stage().embedding ? embed(batch["tokens"], context, &batch) : input["hidden"];
   notify(stage().embedding ? "embedding" : "the previous stage", x_SBH, batch);
   const Hidden y = layers_->forward(std::move(x_SBH), context, states);
   if (!final_norm_) return {{"hidden", apply_bias_grad(y)}};
   at::Tensor normed_SBH = final_norm_->forward_with_residual(y).normed;
   if (mtp_ && MultiTokenPrediction::runs(batch)) {
-    normed_SBH = mtp_->attach_losses(normed_SBH, batch, context,
-                                     {[&](const at::Tensor& tokens_SB) { return embed(tokens_SB, context); },
-                                      [&](const at::Tensor& hidden_SBH, const at::Tensor& labels_SB) {
-                                        return linear_cross_entropy(scaled(hidden_SBH), *output_layer_,
-                                                                    labels_SB, output_loss());
-                                      }});
+    normed_SBH = mtp_->attach_losses(
+        normed_SBH, batch, context,
+        {[&](const at::Tensor& tokens_SB) { return embed(tokens_SB, context, nullptr); },
+         [&](const at::Tensor& hidden_SBH, const at::Tensor& labels_SB) {
+           return linear_cross_entropy(scaled(hidden_SBH), *output_layer_, labels_SB, output_loss());
+         }});
   }
   notify(("decoder." + config_.final_norm).c_str(), normed_SBH, batch);
   return {{"hidden", normed_SBH}};

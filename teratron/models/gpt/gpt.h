@@ -20,7 +20,8 @@ namespace teratron {
 GPTConfig stage_config(GPTConfig config, const StageContext& part);
 
 /// Columns: tokens, labels and loss_mask [S, B]; sequence_index or position_ids [S, B]; cu_seqlens, if
-/// attention stays within documents (gpt_schema()).
+/// attention stays within documents (gpt_schema()). Of a model with other inputs than tokens also inserted_RH
+/// and inserted_row [S, B], see insert_rows(): their rows take the place of word embeddings.
 class GPT : public Model {
  public:
   /// `mesh`: of the experts.
@@ -37,7 +38,8 @@ class GPT : public Model {
   bool never_waits() const override { return !config_.experts.options.router.sinkhorn; }
 
  private:
-  at::Tensor embed(const at::Tensor& tokens_SB, const LayerContext& context);
+  /// `inserted` has the rows that take the place of word embeddings, if there are any.
+  at::Tensor embed(const at::Tensor& tokens_SB, const LayerContext& context, const MicroBatch* inserted);
   OutputLossOptions output_loss() const;
   /// What the output layer multiplies.
   at::Tensor scaled(const at::Tensor& hidden_SBH) const;

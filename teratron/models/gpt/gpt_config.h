@@ -1,6 +1,8 @@
 // Configuration of a GPT.
 #pragma once
 
+#include <string>
+
 #include "teratron/models/transformer/config.h"
 
 namespace teratron {
@@ -18,6 +20,8 @@ struct GPTConfig : LanguageModelConfig {
   int64_t mtp_layers = 0;  // multi-token prediction (mtp.h)
   double mtp_loss_factor = 0.1;
   bool output_layer = true;  // false: the final norm's output is the result
+  std::string scope = {};    // that all names begin with: "language_model"
+  bool frozen = false;
 };
 
 /// From the command-line arguments. The logical vocabulary is the tokenizer's size, or --vocab-size if

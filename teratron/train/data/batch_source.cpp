@@ -157,6 +157,30 @@ at::Tensor BatchSource::stacked(const Column& column, const Batch* batch, int64_
   return is_sequence ? cut_tokens(values, cut_of(column.shape.at(0))) : values;
 }
 
+at::Tensor BatchSource::stacked_items(const Column& column, const Batch* batch) const {
+  const auto type = at::TensorOptions().dtype(scalar_type(column.type));
+  const int64_t bytes = column.numel() * element_size(column.type);
+  std::vector<at::Tensor> parts;
+  int64_t count = 0;
+  if (batch) {
+    const auto c = static_cast<size_t>(find_column(batch->schema(), column.name) - batch->schema().data());
+    for (const std::vector<std::byte>& items : batch->items(c)) {
+      std::vector<int64_t> shape = column.shape;
+      shape.insert(shape.begin(), std::ssize(items) / bytes);
+      count += shape[0];
+      if (shape[0] > 0) parts.push_back(at::from_blob(const_cast<std::byte*>(items.data()), shape, type));
+    }
+  }
+  // The others cannot know the number.
+  if (tensor_parallel_.size > 1)
+    count = std::stoll(broadcast_bytes(*tensor_parallel_.communicator, std::to_string(count)));
+  if (count == 0) return {};
+  if (batch) return to_device(at::cat(parts), options_.device);
+  std::vector<int64_t> shape = column.shape;
+  shape.insert(shape.begin(), count);
+  return at::empty(shape, type.device(options_.device));
+}
+
 at::Tensor BatchSource::cu_seqlens(const Column& column, const Batch* batch, int64_t samples) {
   std::vector<int32_t> bounds;
   if (batch) bounds = segment_bounds(batch->values<int32_t>(column.name), samples);
@@ -215,8 +239,10 @@ MicroBatch BatchSource::next(Padding padding) {
       micro.tensors.set(column.name, index_SB(column, samples));
       continue;
     }
-    const bool segments = column.kind == Column::Kind::segments;
-    const at::Tensor values = segments ? cu_seqlens(column, host, samples) : stacked(column, host, samples);
+    using Kind = Column::Kind;
+    const at::Tensor values = column.kind == Kind::segments ? cu_seqlens(column, host, samples)
+                              : column.kind == Kind::items  ? stacked_items(column, host)
+                                                            : stacked(column, host, samples);
     if (!values.defined()) continue;
     names.push_back(stacked_name(column));
     tensors.push_back(values);

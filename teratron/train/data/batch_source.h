@@ -52,6 +52,8 @@ class BatchSource {
   const ContextParallel& cut_of(int64_t length) const;
   /// The stacked column on the device; allocated alone on ranks that receive it (null batch).
   at::Tensor stacked(const Column& column, const Batch* batch, int64_t samples) const;
+  /// The stacked items of a column, on every tensor-parallel rank; undefined without any.
+  at::Tensor stacked_items(const Column& column, const Batch* batch) const;
   /// Undefined if every sample is one segment: then attention needs none, and other kernels run.
   at::Tensor cu_seqlens(const Column& column, const Batch* batch, int64_t samples);
   /// Tokens of each row before its padding.

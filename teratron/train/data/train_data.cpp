@@ -26,8 +26,12 @@ std::string described(const Dataset* dataset, const BatchSchema& schema) {
     Batch batch(schema, 1);
     dataset->get(i, batch.sample(0));
     for (size_t c = 0; c < schema.size(); ++c) {
-      if (schema[c].is_read())
+      if (schema[c].kind == Column::Kind::items) {
+        const std::vector<std::byte>& items = batch.items(c)[0];
+        hasher.update(items.data(), items.size());
+      } else if (schema[c].is_read()) {
         hasher.update(batch.data(c), static_cast<size_t>(schema[c].numel() * element_size(schema[c].type)));
+      }
     }
   }
   return fmt::format("{} samples (checksum {:.8})", size, hash_to_hex(hasher.digest()));
