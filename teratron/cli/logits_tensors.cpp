@@ -14,10 +14,15 @@ namespace {
 
 using Problems = std::vector<Problem>;
 
+// Items may be left out where there are sequences without any.
+bool is_optional(const Inference::Input& input, const Inference& inference) {
+  return input.fill || (!input.item.empty() && inference.inputs.size() > 1);
+}
+
 std::string names_of(const Inference& inference) {
   std::vector<std::string> names;
   for (const Inference::Input& input : inference.inputs)
-    names.push_back(input.name + (input.fill || !input.item.empty() ? " (optional)" : ""));
+    names.push_back(input.name + (is_optional(input, inference) ? " (optional)" : ""));
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
@@ -120,7 +125,7 @@ NamedTensors read_inputs(const std::string& path, const LanguageModel& model) {
     known.push_back(input.name);
     const SafetensorsEntry* const entry = file.find(input.name);
     if (entry == nullptr) {
-      if (!input.fill && input.item.empty())
+      if (!is_optional(input, model.inference))
         problems.push_back({.what = fmt::format("there is no tensor {}", input.name), .fix = takes});
       continue;
     }
@@ -238,6 +243,7 @@ void write_outputs(const LanguageModel& model, const NamedTensors& inputs, const
   for (const Inference::Input& input : model.inference.inputs) {
     if (input.item.empty()) length = std::max(length, inputs[input.name].size(1));
   }
+  if (length == 0) length = model.max_positions;  // of items alone
   const int64_t at_once = std::max<int64_t>(1, tokens_at_once / length);
   const auto& divide = model.inference.divide;
   const std::vector<NamedTensors> parts =

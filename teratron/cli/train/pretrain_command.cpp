@@ -6,6 +6,7 @@
 #include "teratron/cli/train/run_clm.h"
 #include "teratron/cli/training_arguments.h"
 #include "teratron/tasks/training_texts.h"
+#include "teratron/train/classification/classification.h"
 #include "teratron/train/loop/pretrain.h"
 
 namespace teratron {
@@ -29,16 +30,17 @@ int pretrain_command(std::span<const std::string> args, const Registry& registry
     return 0;
   }
   const Family& family = find_family(args.empty() ? "" : args[0], registry.families);
+  const Registry own =
+      is_classifier(family) ? classification_job(family, "classification").registry : registry;
+  const JobModel model{family, own};
   if (asks_for_help(args)) {
-    print_line(
-        training_help_view(fmt::format("pretrain {}", family.name), {family, registry}, args.subspan(1)));
+    print_line(training_help_view(fmt::format("pretrain {}", family.name), model, args.subspan(1)));
     return 0;
   }
-  const std::vector<std::string> flags = run_clm_as_ours(args.subspan(1), {family, registry});
-  return run_job(flags, {family, registry},
-                 [&](const ParsedArguments& parsed, World& world, const StopSignals& signals) {
-                   return pretrain(parsed, world, signals, {family, registry}, make_text_sampler);
-                 });
+  const std::vector<std::string> flags = run_clm_as_ours(args.subspan(1), model);
+  return run_job(flags, model, [&](const ParsedArguments& parsed, World& world, const StopSignals& signals) {
+    return pretrain(parsed, world, signals, model, make_text_sampler);
+  });
 }
 
 }  // namespace teratron

@@ -41,32 +41,30 @@ void Vit::create_embedding(const StageContext& part) {
   const Scope root(part.parameters);
   // Every tensor-parallel rank embeds whole images, and then keeps its shard of the rows.
   const AxisSet sums = parallel_.sequence_parallel ? AxisSet{Axis::tp} : AxisSet{};
-  const auto add = [sums](const Scope& scope, const char* name, std::vector<int64_t> shape, const Init& init) {
-    return &scope.parameter(
-        name, {.shard = Shard::replicated(std::move(shape)), .init = init, .grad_sum = sums});
+  const auto add = [sums](const Scope& scope, const char* name, std::vector<int64_t> shape,
+                          const Init& init) {
+    return &scope.parameter(name,
+                            {.shard = Shard::replicated(std::move(shape)), .init = init, .grad_sum = sums});
   };
   const int64_t h = config_.hidden;
   class_token_ = add(root, "class_token", {1, 1, h}, Init::zeros());
   const Scope conv = root / "conv1";
   patches_.weight =
       add(conv, "weight", {h, config_.channels, config_.patch, config_.patch}, weight_init(config_));
-  patches_.bias = &conv.parameter("bias", {.shard = Shard::replicated({h}),
-                                           .param_group = ParamGroup::no_weight_decay,
-                                           .grad_sum = sums});
+  patches_.bias = &conv.parameter(
+      "bias",
+      {.shard = Shard::replicated({h}), .param_group = ParamGroup::no_weight_decay, .grad_sum = sums});
   positions_ = add(root, "position_embeddings", {1, config_.rows(), h}, weight_init(config_));
 }
 
 void Vit::create_head(const StageContext& part) {
   const Scope head = Scope(part.parameters) / "classification_head";
   const auto linear = [&](const Scope& scope, int64_t out, const Init& weight, const Init& bias) {
-    ParamGroup decayed, plain = ParamGroup::no_weight_decay;
-    decayed.lr_mult = plain.lr_mult = config_.head_lr_factor;
-    return Linear{
-        &scope.parameter("weight", {.shard = Shard::replicated({out, config_.hidden}),
-                                    .init = weight,
-                                    .param_group = decayed}),
-        &scope.parameter("bias",
-                         {.shard = Shard::replicated({out}), .init = bias, .param_group = plain})};
+    const ParameterOptions options{.shard = Shard::replicated({out, config_.hidden}), .init = weight};
+    return Linear{&scope.parameter("weight", options),
+                  &scope.parameter("bias", {.shard = Shard::replicated({out}),
+                                            .init = bias,
+                                            .param_group = ParamGroup::no_weight_decay})};
   };
   if (config_.head == VitConfig::HeadKind::linear) {
     const Init init = config_.finetunes ? Init::zeros() : weight_init(config_);
@@ -81,8 +79,8 @@ void Vit::create_head(const StageContext& part) {
 at::Tensor Vit::embed(const MicroBatch& batch, const LayerContext& context) {
   const at::Tensor patches_SBP =
       patches_of(batch["pixel_values"].to(patches_.weight->tensor.scalar_type()), config_.patch);
-  at::Tensor x_SBH = at::linear(patches_SBP, autograd_tensor(*patches_.weight).flatten(1),
-                                autograd_tensor(*patches_.bias));
+  at::Tensor x_SBH =
+      at::linear(patches_SBP, autograd_tensor(*patches_.weight).flatten(1), autograd_tensor(*patches_.bias));
   x_SBH = at::cat({autograd_tensor(*class_token_).expand({1, x_SBH.size(1), x_SBH.size(2)}), x_SBH});
   x_SBH = parallel_.sequence_shard(x_SBH + autograd_tensor(*positions_).transpose(0, 1));
   if (config_.fp32_residual) x_SBH = x_SBH.to(at::kFloat);

@@ -16,7 +16,6 @@ VitConfig vit_config(const Arguments& args) {
   config.classes = args.num_classes;
   config.head = args.vit_head == "mlp" ? VitConfig::HeadKind::mlp : VitConfig::HeadKind::linear;
   config.finetunes = args.finetune;
-  config.head_lr_factor = args.head_lr_mult;
   config.max_positions = config.rows();
   return config;
 }

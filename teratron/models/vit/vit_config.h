@@ -13,7 +13,6 @@ struct VitConfig : LanguageModelConfig {
   int64_t classes = 0;
   HeadKind head = HeadKind::mlp;
   bool finetunes = false;  // the head begins at zero
-  double head_lr_factor = 1.0;
 
   /// Of an image: its patches and the class token.
   int64_t rows() const { return (height / patch) * (width / patch) + 1; }

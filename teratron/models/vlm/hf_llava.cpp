@@ -4,6 +4,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/models/family_formats.h"
+#include "teratron/models/hf_image_keys.h"
 #include "teratron/models/hf_rows.h"
 
 namespace teratron {
@@ -25,22 +26,6 @@ const json activations = {{"quick_gelu", "quick_gelu"},
                           {"gelu_pytorch_tanh", "gelu_tanh"},
                           {"relu", "relu"},
                           {"silu", "silu"}};
-
-// HfKeyOptions::read and write.
-void read_image_size(std::string_view key, HfConfig& config) {
-  const json size = config.has(key) ? config.keys[key] : json(224);
-  const json& height = size.is_array() && size.size() == 2 ? size[0] : size;
-  const json& wide = size.is_array() && size.size() == 2 ? size[1] : size;
-  for (const auto& [setting, pixels] : {std::pair("img_h", &height), std::pair("img_w", &wide)}) {
-    if (!pixels->is_number_integer() || *pixels < 1 || *pixels > 1 << 16) return config.unsupported(key);
-    config.settings[setting] = *pixels;
-  }
-}
-void write_image_size(std::string_view key, HfConfig& config) {
-  const json &height = config.settings.at("img_h"), &wide = config.settings.at("img_w");
-  if (height != wide) config.problem("images are {} x {}, not squares", wide.dump(), height.dump());
-  config.keys[key] = height;
-}
 
 void read_feature_layer(std::string_view key, HfConfig& config) {
   const json layers = config.has(key) ? config.keys[key] : json(-2);

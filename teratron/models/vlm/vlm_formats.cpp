@@ -30,8 +30,7 @@ FamilyFormats vlm_formats() {
                          {"clip", "text and vision towers are not trained together here"},
                          {"clip_vision_model", "a vision tower is part of a llava"},
                          {"siglip", "text and vision towers are not trained together here"},
-                         {"siglip_vision_model", "a vision tower is part of a llava"},
-                         {"vit", "images are not classified here"}}};
+                         {"siglip_vision_model", "a vision tower is part of a llava"}}};
 }
 
 }  // namespace teratron

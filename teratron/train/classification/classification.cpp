@@ -19,6 +19,10 @@ std::vector<Field> labelled_fields() {
 
 }  // namespace
 
+bool is_classifier(const Family& family) {
+  return family.classifier && family.classifier().name == family.name;
+}
+
 ClassificationJob classification_job(const Family& base, std::string_view task) {
   if (!base.classifier) {
     std::vector<std::string_view> names;
@@ -39,6 +43,7 @@ ClassificationJob classification_job(const Family& base, std::string_view task) 
     return std::make_unique<ClassificationStep>(target);
   }};
   Family family = base.classifier();
+  if (is_classifier(base)) return {std::move(family), std::move(registry)};
   const std::vector<Field> rows = labelled_fields();
   family.fields.assign(rows.begin(), rows.end());
   return {std::move(family), std::move(registry)};

@@ -11,6 +11,8 @@ struct ClassificationJob {
   Family family;
   Registry registry;
 };
+/// Whether the family has no other head: it is pretrained as a classifier, too.
+bool is_classifier(const Family& family);
 /// With the classifier on a family's model. UserError(config) for another task, or if it has none.
 ClassificationJob classification_job(const Family& base, std::string_view task);
 
