@@ -18,35 +18,28 @@ __device__ inline SharedAddress shared_address(const void* shared) {
   return static_cast<SharedAddress>(__cvta_generic_to_shared(shared));
 }
 
-__device__ inline void store_shared(SharedAddress shared, const uint4& x) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(x.x), "r"(x.y), "r"(x.z),
-               "r"(x.w)
-               : "memory");
-}
 /// Copies 16 bytes, visible only to the copying thread until a barrier.
 __device__ inline void cp_async(SharedAddress shared, const void* global) {
   if constexpr (has_cp_async) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
   } else {
-    store_shared(shared, *static_cast<const uint4*>(global));
+    const uint4 x = *static_cast<const uint4*>(global);
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(x.x), "r"(x.y), "r"(x.z),
+                 "r"(x.w)
+                 : "memory");
   }
 }
 /// Copies 4 or 16 bytes, or writes zeros if not `valid`; the global address is valid in any case.
 template <int bytes>
 __device__ void cp_async_or_zero(SharedAddress shared, const void* global, bool valid) {
-  static_assert(bytes == 4 || bytes == 16);
-  [[maybe_unused]] const int read = valid ? bytes : 0;
-  if constexpr (has_cp_async && bytes == 16) {
+  static_assert(has_cp_async && (bytes == 4 || bytes == 16));
+  const int read = valid ? bytes : 0;
+  if constexpr (bytes == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(read)
                  : "memory");
-  } else if constexpr (has_cp_async) {
+  } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(read)
                  : "memory");
-  } else if constexpr (bytes == 16) {
-    store_shared(shared, valid ? *static_cast<const uint4*>(global) : uint4{});
-  } else {
-    const uint32_t x = valid ? *static_cast<const uint32_t*>(global) : 0U;
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared), "r"(x) : "memory");
   }
 }
 /// Reads 16 bytes.

@@ -14,7 +14,7 @@ struct VitConfig : LanguageModelConfig {
   HeadKind head = HeadKind::mlp;
   bool finetunes = false;  // the head begins at zero
 
-  /// Of an image: its patches and the class token.
+  /// The patches of an image and the class token.
   int64_t rows() const { return (height / patch) * (width / patch) + 1; }
 };
 

@@ -31,6 +31,32 @@ std::array<std::string, 2> folders(const Arguments& args) {
   return {at(args.train_data_path, 0), at(args.valid_data_path, 0)};
 }
 
+// The classes of the images, unless the user names others: a finetuning learns other ones than the model has.
+void derive_classes(Validation& v) {
+  Arguments& a = v.args;
+  const auto is_open = [&](const char* name) {
+    const auto source = v.sources.find(name);
+    const bool of_model = a.hf && source != v.sources.end() && source->second.starts_with(*a.hf);
+    return !v.chosen(name) || (a.finetune && of_model);
+  };
+  const std::string train = folders(a)[0];
+  std::error_code ignored;
+  if (is_open("class_names") && !train.empty() && std::filesystem::is_directory(train, ignored)) {
+    const std::vector<std::string> names = class_folders(train);
+    const auto is_known = [&](const std::string& name) {
+      return std::ranges::find(a.class_names, name) != a.class_names.end();
+    };
+    if (!std::ranges::all_of(names, is_known)) v.derive("class_names", a.class_names, names);
+  }
+  if (is_open("num_classes") && !a.class_names.empty())
+    v.derive("num_classes", a.num_classes, static_cast<int64_t>(a.class_names.size()));
+  const auto names = std::ssize(a.class_names);
+  if (names > 0 && names != a.num_classes) {
+    v.reject("num_classes", fmt::format("{} classes have {} names", a.num_classes, names),
+             "Use as many as there are folders of training images, or leave it out");
+  }
+}
+
 // There is no text: --seq-length is for that of other families' scripts, the rows of an image are one.
 void derive_vit(Validation& v) {
   Arguments& a = v.args;
@@ -39,13 +65,8 @@ void derive_vit(Validation& v) {
   a.encoder_seq_length.reset();
   v.derive("position_embedding_type", a.position_embedding_type, "none");
   if (!a.tokenizer_type) v.derive("tokenizer_type", a.tokenizer_type, "NullTokenizer");
-  if (!a.vocab_size) v.derive("vocab_size", a.vocab_size, 1);
-  const std::string train = folders(a)[0];
-  std::error_code ignored;
-  if (!v.chosen("class_names") && !train.empty() && std::filesystem::is_directory(train, ignored))
-    v.derive("class_names", a.class_names, class_folders(train));
-  if (!v.chosen("num_classes") && !a.class_names.empty())
-    v.derive("num_classes", a.num_classes, static_cast<int64_t>(a.class_names.size()));
+  if (!a.vocab_size) v.derive("vocab_size", a.vocab_size, 1, program_default_source);
+  derive_classes(v);
 }
 
 void check_sizes(const Arguments& args, std::vector<Problem>& problems) {
@@ -59,10 +80,6 @@ void check_sizes(const Arguments& args, std::vector<Problem>& problems) {
   reject(args.num_channels != 3, fmt::format("images have 3 channels, not {}", args.num_channels),
          "--num-channels", "Leave it out");
   reject(args.num_classes < 2, "one class leaves nothing to learn", "--num-classes", "Use 2 or more");
-  const auto names = std::ssize(args.class_names);
-  reject(names > 0 && names != args.num_classes,
-         fmt::format("{} classes have {} names", args.num_classes, names), "--num-classes",
-         "Use as many as there are folders of training images, or leave it out");
 }
 
 void check_vit(const Arguments& args, std::vector<Problem>& problems) {
@@ -157,6 +174,7 @@ Family vit_family() {
           .check = check_vit,
           .plan = [](const Arguments& args, int64_t) { return vit_plan(vit_config(args)); },
           .datasets = datasets_of,
+          .finetunes = {.starts_anew = {"classification_head."}},
           .generates = false,
           .classifier = vit_family};
 }

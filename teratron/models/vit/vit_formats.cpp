@@ -53,7 +53,7 @@ void write_classes(std::string_view key, HfConfig& config) {
   config.keys["label2id"] = numbers;
 }
 
-// Of an image: its patches and the class token.
+// The patches of an image and the class token.
 constexpr std::string_view rows = "img_h:patch_dim*img_w:patch_dim+1";
 
 // clang-format off
@@ -114,7 +114,9 @@ FamilyFormats vit_formats() {
                                {"num_channels", 3},
                                {"image_size", 224},
                                {"patch_size", 16}},
-                  .other_keys = {"encoder_stride", "pooler_act", "pooler_output_size"}}}};
+                  .other_keys = {"encoder_stride", "pooler_act", "pooler_output_size"},
+                  .unread = {"pooler.", "vit.pooler."},
+                  .heads = {"classification_head."}}}};
 }
 
 }  // namespace teratron

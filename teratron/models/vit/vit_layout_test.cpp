@@ -58,8 +58,10 @@ TEST(Vit, MatchesOneRankInEveryLayout) {
 }
 
 TEST(Vit, EveryParameterHasAGradient) {
-  const Gradients gradients = gradients_of(vit_model(small_config(VitConfig::HeadKind::mlp)), {}, at::kDouble);
-  for (const auto& [name, gradient] : gradients.tensors) EXPECT_GT(gradient.norm().item<double>(), 0.0) << name;
+  const Gradients gradients =
+      gradients_of(vit_model(small_config(VitConfig::HeadKind::mlp)), {}, at::kDouble);
+  for (const auto& [name, gradient] : gradients.tensors)
+    EXPECT_GT(gradient.norm().item<double>(), 0.0) << name;
 }
 
 }  // namespace

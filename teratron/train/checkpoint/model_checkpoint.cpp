@@ -4,6 +4,7 @@
 #include <set>
 
 #include <ATen/ATen.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/error.h"
@@ -219,6 +220,22 @@ BackgroundSave save_model_async(TrainEngine& engine, SaveRequest request, bool o
   return {std::make_unique<AsyncSave>(request, snapshot, *engine.mesh().world().communicator), snapshot};
 }
 
+// Heads of the model whose weights in the folder are those of other classes.
+static std::set<std::string> resized_heads(TrainEngine& engine, const CheckpointInfo& folder,
+                                           const Finetuning& other) {
+  std::set<std::string> names;
+  for (const auto& [name, tensor] : saved_weights(engine)) {
+    const auto theirs = folder.tensors.find(name);
+    const bool differs = theirs != folder.tensors.end() && theirs->second.shape != tensor.shape;
+    if (differs && begins_with_any(name, other.starts_anew)) names.insert(name);
+  }
+  if (!names.empty() && engine.mesh().rank() == 0) {
+    notice("the model has other classes than {}: {} begin anew", printable(folder.path.string(), 4096),
+           fmt::join(names, ", "));
+  }
+  return names;
+}
+
 std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions& options) {
   engine.buffers().finish_param_gather();
   Communicator& peers = *engine.mesh().world().communicator;
@@ -229,13 +246,17 @@ std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions&
   const Finetuning other = options.finetune ? options.other_family : Finetuning();
   std::vector<std::string> ignored = other.left_out;
   ignored.emplace_back("optimizer.");
+  std::set<std::string> resized;
+  if (options.source) resized = resized_heads(engine, options.source->info(), other);
+  ignored.insert(ignored.end(), resized.begin(), resized.end());
   const auto select = [&](const CheckpointInfo& found) {
     check_loadable(found, options, engine.optimizer());
     tensors = HostTensors();
-    std::set<std::string> from_masters;
+    std::set<std::string> from_masters, left_out = resized;
     if (options.optimizer) from_masters = add_master_weights(engine.parameters(), found, tensors);
+    left_out.insert(from_masters.begin(), from_masters.end());
     // A model that adapters or a head are added to has no weights of theirs.
-    add_weights(engine.parameters(), from_masters.empty() ? found : without(found, from_masters), tensors,
+    add_weights(engine.parameters(), left_out.empty() ? found : without(found, left_out), tensors,
                 [&](const std::string& name) {
                   return from_masters.contains(name) || (options.finetune && is_lora(name)) ||
                          begins_with_any(name, other.starts_anew);

@@ -50,7 +50,18 @@ at::Device choose_device(const Arguments& args) {
                         .fix = "Use --device cpu, or check the driver and CUDA_VISIBLE_DEVICES with "
                                "`teratron env`"});
   }
-  return present ? current_gpu() : at::Device(at::kCPU);
+  if (!present) return at::kCPU;
+  check_kernels_on(device_name(current_gpu()), compute_capability(current_gpu()));
+  return current_gpu();
+}
+
+void check_kernels_on(const std::string& gpu, int64_t compute_capability) {
+  constexpr int64_t ampere = 80;
+  if (compute_capability >= ampere) return;
+  throw config_error({.what = fmt::format("{} has compute capability {}.{}, and the kernels need 8.0", gpu,
+                                          compute_capability / 10, compute_capability % 10),
+                      .where = "--device",
+                      .fix = "Use Ampere or later GPUs, or --device cpu"});
 }
 
 void check_fp8_on(const Arguments& args, const std::string& gpu, int64_t compute_capability) {

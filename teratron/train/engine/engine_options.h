@@ -17,6 +17,8 @@ namespace teratron {
 /// The device of --device; "auto" is the GPU if there is one. UserError(config) if cuda is requested and
 /// absent.
 at::Device choose_device(const Arguments& args);
+/// UserError(config) for a GPU without bf16 tensor cores.
+void check_kernels_on(const std::string& gpu, int64_t compute_capability);
 /// UserError(config) if --fp8-format is given and the GPU has no FP8 GEMMs.
 void check_fp8_on(const Arguments& args, const std::string& gpu, int64_t compute_capability);
 /// UserError(config) if --cuda-graph-impl local is given and there is no GPU.

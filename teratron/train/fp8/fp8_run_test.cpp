@@ -77,5 +77,16 @@ TEST(Fp8Device, RequiresFp8Gemms) {
   }
 }
 
+TEST(Devices, NeedTensorCoresForBf16) {
+  EXPECT_NO_THROW(check_kernels_on("NVIDIA A100", 80));
+  try {
+    check_kernels_on("Tesla T4", 75);
+    FAIL();
+  } catch (const UserError& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::config);
+    EXPECT_NE(std::string(error.what()).find("Tesla T4 has compute capability 7.5"), std::string::npos);
+  }
+}
+
 }  // namespace
 }  // namespace teratron

@@ -47,7 +47,7 @@ struct Crop {
   int64_t left = 0, top = 0, width = 0, height = 0;
 };
 
-// 8 to 100 % of the image, 3/4 to 4/3 as wide as high (Szegedy et al. 2014); all of it if ten draws do not fit.
+// 8 to 100 % of the image, 3/4 to 4/3 as wide as high (Szegedy et al. 2014); all of it if ten draws fail.
 Crop random_crop(ImageSize size, const RandomKey& key) {
   for (uint64_t attempt = 0; attempt < 10; ++attempt) {
     const PhiloxWords random = philox(key, attempt + 1);
@@ -145,7 +145,8 @@ ImageClasses::ImageClasses(Options options) : options_(std::move(options)) {
   order_.emplace(EpochOrder::Options{
       .count = std::ssize(files_), .samples = options_.samples, .shuffle = options_.shuffle});
   report_ = fmt::format("{} images of {} classes", files_.size(), classes_);
-  if (others_ > 0) report_ += fmt::format("; {} files that are no JPEG, PNG or WebP were left out", others_);
+  if (others_ > 0)
+    report_ += fmt::format("; {} files without the ending of a JPEG, PNG or WebP were left out", others_);
 }
 
 void ImageClasses::add_class(const std::string& name, int64_t label) {

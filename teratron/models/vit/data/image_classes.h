@@ -22,9 +22,9 @@ struct VitConfig;
 /// The folders in a folder, by name. UserError(data) if it cannot be read.
 std::vector<std::string> class_folders(const std::filesystem::path& folder);
 
-/// What makes pixel values of the images: that of --hf, else images so large that the model's size is cut out of
-/// their middle, as torchvision's references do, with its mean and deviation. UserError(config) if --hf's makes another
-/// size than the model takes.
+/// What makes pixel values of the images: the processor of --hf, else the middle of images that are 8/7 as
+/// large, with the mean and deviation of ImageNet. UserError(config) if that of --hf makes another size than
+/// the model takes.
 ImageProcessor image_processor(const Arguments& args, const VitConfig& config);
 /// --max-image-pixels.
 ImageLimits image_limits(const Arguments& args);
