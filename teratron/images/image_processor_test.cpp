@@ -146,5 +146,18 @@ TEST(ImageProcessor, SmallImagesGetABorderAndOddPixelsTheirSide) {
   EXPECT_EQ(at(ResizeStyle::torchvision), 1 * 4 + 1);
 }
 
+// Numbers of transformers; a fused multiply-add would give others.
+TEST(ImageProcessor, ValuesAreRoundedAfterEachOperation) {
+  Image image({1, 1});
+  image.row(0)[0] = 91;
+  image.row(0)[1] = 92;
+  image.row(0)[2] = 11;
+  const ProcessorSettings settings{.rule = SizeRule::keep, .crop = {}};
+  EXPECT_EQ(ImageProcessor(settings, ResizeStyle::torchvision).process(image, "a").values,
+            (std::vector<float>{-0.463805765F, -0.371382475F, -1.32379913F}));
+  EXPECT_EQ(ImageProcessor(settings).process(image, "a").values,
+            (std::vector<float>{-0.463805705F, -0.371382415F, -1.32379913F}));
+}
+
 }  // namespace
 }  // namespace teratron
