@@ -265,7 +265,11 @@ int plan_command(std::span<const std::string> args, const Registry& registry) {
   print_host_memory(a, model);
   if (options.show_schedule) print_schedule(a);
   print_line(explain(parsed));
-  for (const std::string& line : parsed.notices) notice_line(line);
+  // Where plan assumes a vocabulary, the given tokenizer's files do have an effect on the training.
+  const bool assumes = a.tokenizer_type == "NullTokenizer" && given.args.tokenizer_type != a.tokenizer_type;
+  for (const std::string& line : parsed.notices) {
+    if (!assumes || line.find("has no effect without --tokenizer-type") == line.npos) notice_line(line);
+  }
   notice_missing(given, family, world_size);
   return 0;
 }

@@ -303,6 +303,20 @@ TEST(TextStreams, StopsBeginWithTheAnswersFirstBlank) {
   EXPECT_EQ(answer_text(*tokenizer, request, {.tokens = {blank_a}, .finish_reason = "stop"}), "");
 }
 
+// Texts leave special tokens out, but people name them as the end of an answer.
+TEST(TextStreams, StopAtSpecialTokensByTheirText) {
+  const auto tokenizer = character_bpe(sequence({spaces, bytes, fuse}));
+  TokenRules rules({}, tokenizer.get(), tokenizer->vocab_size());
+  for (const bool skips : {true, false}) {
+    GenerationRequest request{.prompt = {260}, .stop = {.texts = {"</s>"}}};
+    request.skip_special_tokens = skips;
+    AnswerProgress progress = rules.begin(request);
+    EXPECT_FALSE(rules.is_stop(request.stop, 260, 261, progress));
+    EXPECT_FALSE(rules.is_stop(request.stop, 261, 1, progress)) << "another special token";
+    EXPECT_TRUE(rules.is_stop(request.stop, 1, 2, progress)) << skips;
+  }
+}
+
 // What answers in JSON are made of: the blank that a token begins with counts, wherever it stands.
 TEST(TextStreams, BytesOfTokensAreThoseBehindOtherText) {
   const auto tokenizer = character_bpe(sequence({spaces, bytes, fuse, strip(1, 0)}));

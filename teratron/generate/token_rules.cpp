@@ -4,6 +4,25 @@
 
 namespace teratron {
 
+namespace {
+
+// The texts that are special tokens: "<|im_end|>".
+std::vector<int32_t> special_tokens_of(const std::vector<std::string>& texts, const Tokenizer& tokenizer) {
+  std::vector<int32_t> found, ids;
+  for (const std::string& text : texts) {
+    ids.clear();
+    try {
+      tokenizer.encode(text, ids);
+    } catch (const UserError&) {
+      continue;  // its vocabulary has no such words
+    }
+    if (ids.size() == 1 && tokenizer.is_special(ids[0])) found.push_back(ids[0]);
+  }
+  return found;
+}
+
+}  // namespace
+
 StepChoice TokenRules::choice(const GenerationRequest& request, const Sequence& sequence) const {
   if (request.searches()) return {.best = 2 * request.beams.width};
   const uint64_t draw = ((request.sequence + sequence.index) << 32U) + sequence.tokens.size();
@@ -28,8 +47,10 @@ StepChoice TokenRules::choice(const GenerationRequest& request, const Sequence& 
 
 AnswerProgress TokenRules::begin(const GenerationRequest& request) {
   AnswerProgress progress{.constraint = constraints_.of(request.form)};
-  if (!request.stop.texts.empty())
-    progress.text.emplace(*tokenizer_, request.prompt, request.skip_special_tokens);
+  if (request.stop.texts.empty()) return progress;
+  progress.text.emplace(*tokenizer_, request.prompt, request.skip_special_tokens);
+  if (request.skip_special_tokens)
+    progress.special_stops = special_tokens_of(request.stop.texts, *tokenizer_);
   return progress;
 }
 
@@ -43,6 +64,7 @@ bool TokenRules::is_stop(const StopRules& stop, int32_t before, int32_t token,
   } else if (ends_at_token(stop, token)) {
     return true;
   }
+  if (std::ranges::find(progress.special_stops, token) != progress.special_stops.end()) return true;
   if (progress.constraint) {
     progress.constraint->advance(progress.place, token);
     if (progress.constraint->is_complete(progress.place)) return true;

@@ -15,6 +15,7 @@ namespace teratron {
 /// What is kept of a sequence's text so far.
 struct AnswerProgress {
   std::optional<AnswerText> text = {};                // if the request stops at texts
+  std::vector<int32_t> special_stops = {};            // special tokens among these, which the text leaves out
   std::shared_ptr<AnswerConstraint> constraint = {};  // if its answer has a form
   AnswerConstraint::Place place = {};
 };

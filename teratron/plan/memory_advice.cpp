@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <functional>
 
+#include <fmt/ranges.h>
+
 #include "teratron/base/strings.h"
 #include "teratron/plan/rank_memory.h"
 #include "teratron/settings/checks/validate.h"
@@ -46,17 +48,23 @@ bool is_possible(const Advised& now, const Arguments& changed) {
   return problems.empty() && broken_rules(changed) <= broken_rules(now.args);
 }
 
-// Twice the present tensor, pipeline and context parallel sizes, where the model can be divided so.
+// Twice the present tensor, pipeline and context parallel sizes, where the model can be divided so: with half
+// the replicas on the same ranks, where there are several, else with twice the ranks (see layout_costs).
 std::vector<Change> larger_parallel_sizes(const Advised& now) {
   const Arguments& a = now.args;
   std::vector<Change> changes;
   const auto add = [&](std::string_view setting, int64_t Arguments::* size) {
     const int64_t twice = 2 * a.*size;
-    const auto apply = [=](Arguments& x) { x.*size = twice; };
+    const auto apply = [=](Arguments& x) {
+      x.*size = twice;
+      if (*x.data_parallel_size % 2 != 0) return;
+      x.data_parallel_size = *x.data_parallel_size / 2;
+      if (x.num_micro_batches) *x.num_micro_batches *= 2;
+    };
     Arguments changed = a;
     apply(changed);
     if (is_possible(now, changed))
-      changes.push_back({fmt::format("{} {}", flag_of(setting), twice), "with twice the ranks", apply});
+      changes.push_back({fmt::format("{} {}", flag_of(setting), twice), "", apply});
   };
   add("tensor_model_parallel_size", &Arguments::tensor_model_parallel_size);
   const bool is_even = !a.pipeline_model_parallel_layout && !a.decoder_first_pipeline_num_layers &&
@@ -163,15 +171,34 @@ std::string absurd_sizes(const Arguments& args) {
 
 namespace {
 
+int64_t ranks_of(const Arguments& a) {
+  return a.tensor_model_parallel_size * a.pipeline_model_parallel_size * a.context_parallel_size *
+         *a.data_parallel_size;
+}
+
+// What another layout costs; "": nothing.
+std::string layout_costs(const Arguments& before, const Arguments& after) {
+  const int64_t times = ranks_of(after) / ranks_of(before);
+  std::string text;
+  if (times > 1) text = times == 2 ? "with twice the ranks" : fmt::format("with {} times the ranks", times);
+  if (*after.data_parallel_size < *before.data_parallel_size)
+    text += fmt::format("{}{} replicas in place of {}", text.empty() ? "" : ", ", *after.data_parallel_size,
+                        *before.data_parallel_size);
+  return text;
+}
+
 // One change or several, with the memory that follows.
 struct Outcome {
-  std::string flags, costs, now = {};
+  std::string flags, now = {};
+  std::vector<std::string> costs = {};
   Arguments args;
   RankMemory memory = {};
 
-  std::string text(const RankMemory& before) const {
+  std::string text(const Arguments& before, const RankMemory& memory_before) const {
+    std::vector<std::string> all = costs;
+    if (std::string layout = layout_costs(before, args); !layout.empty()) all.push_back(std::move(layout));
     return fmt::format("{}{}: {:.2f} instead of {:.2f} GiB; {}", flags, now, memory.peak() / gib,
-                       before.peak() / gib, costs);
+                       memory_before.peak() / gib, fmt::join(all, "; "));
   }
 };
 
@@ -194,7 +221,8 @@ class AdviceSearch {
       if (next.memory.peak() > worth_it * from.memory.peak()) continue;
       next.flags += (from.flags.empty() ? "" : " ") + change.flags;
       next.now = change.now;
-      next.costs += (from.costs.empty() ? "" : "; ") + change.cost;
+      if (!change.cost.empty() && std::ranges::find(next.costs, change.cost) == next.costs.end())
+        next.costs.push_back(change.cost);
       found.push_back(std::move(next));
     }
     std::ranges::stable_sort(found, {}, [](const Outcome& each) { return each.memory.peak(); });
@@ -233,7 +261,7 @@ std::vector<std::string> memory_advice(const Family& family, const Arguments& ar
   const AdviceSearch search(family, args);
   std::vector<std::string> advice;
   for (const Outcome& each : search.after_one_more({.args = args, .memory = search.before()})) {
-    if (advice.size() < most_advice) advice.push_back(each.text(search.before()));
+    if (advice.size() < most_advice) advice.push_back(each.text(args, search.before()));
   }
   return advice;
 }
@@ -249,7 +277,7 @@ std::vector<std::string> memory_remedies(const Family& family, const Arguments& 
       if (each.memory.on_gpu() > bytes || remedies.size() == most_advice) continue;
       each.flags = last_of_each_flag(each.flags);
       each.now = {};  // the flags are to be copied
-      remedies.push_back(each.text(search.before()));
+      remedies.push_back(each.text(args, search.before()));
     }
     if (!remedies.empty() || next.empty()) return remedies;
     so_far = next.front();

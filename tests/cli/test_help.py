@@ -148,5 +148,7 @@ def test_parts_of_help():
     assert "--lr-warmup-fraction" in found and all("warmup" in names or "warm-up" in names for names in found) or len(found) < 40
     section = rows(part("logging").stdout)
     assert ["--log-interval"] in [names for names, _ in section] and ["--lr"] not in [names for names, _ in section]
-    assert "Did you mean" in part("tensor-modl-parallel-size", code=2).stderr
+    assert "Did you mean" in part("tensor-modl-parallel-size", code=2).stderr and "Did you mean tensor?" in part("tensr", code=2).stderr
+    assert teratron("pretrain", "--help", "lr").stdout == part("lr").stdout and "--lora-rank" in teratron("finetune", "--help", "lora").stdout
+    assert "--lora-rank" in teratron("finetune", "--help-all").stdout and teratron("finetune", "--help").stdout.count("--") < 40
     assert "--help-all" in part("zzzzqqqq", code=2).stderr

@@ -150,6 +150,19 @@ def test_whether_a_model_fits_is_shown_with_what_to_change():
     assert "a step takes at least" in plan("gpt", *MODEL, "--bf16", "--gpu-memory", "NVIDIA H100 80GB HBM3").stdout
 
 
+def test_remedies_keep_the_ranks_that_there_are():
+    """More tensor or pipeline parallelism takes replicas where there are several, else more ranks; the flags hold as they are printed."""
+    llama = ["gpt", "--model-preset", "llama3-8b", "--bf16", "--gpu-memory", "80GB"]
+    for ranks, costs in ((8, r"[124] replicas in place of 8"), (1, r"with (twice|4 times|8 times) the ranks")):
+        said = plan(*llama, "--world-size", ranks).stdout
+        remedies = [line.strip() for line in said.splitlines() if line.startswith("  --")]
+        assert len(remedies) == 3 and sum(bool(re.search(costs, line)) for line in remedies) >= 2 and "ranks; with" not in said, said
+        if ranks == 8:
+            for remedy in remedies:
+                changed = plan(*llama, "--world-size", ranks, *remedy.split(": ")[0].split()).stdout
+                assert changed.startswith("Fits (80 GiB)"), remedy
+
+
 @pytest.mark.parametrize("size", ["80", "80GiB", "80GB", "80 gb", "80G", "80.0gib", "81920MiB", "81920M", "0.078125TB"])
 def test_units_of_memory(size):
     assert plan("gpt", *MODEL, "--bf16", "--gpu-memory", size).stdout.startswith("Fits (80 GiB).")
@@ -193,7 +206,7 @@ def test_no_files_of_a_tokenizer_are_needed(tmp_path):
                                       ("gpt", ["--tokenizer-type", "Llama2Tokenizer", "--tokenizer-model", tmp_path / "none"], 32000)):
         text = plan(family, *small, *flags)
         assert f"a vocabulary of {vocabulary}" in text.stderr + text.stdout, (family, flags)
-        assert "parameters in all" in text.stdout
+        assert "parameters in all" in text.stdout and "has no effect without --tokenizer-type" not in text.stderr
     assert "parameters in all" in plan("gpt", "--model-preset", "llama3-8b").stdout
 
 

@@ -160,6 +160,9 @@ UserError nothing_found(const std::vector<Section>& sections, const std::string&
     for (const Row& row : section.rows) {
       for (const std::string& flag : row.flags) {
         std::string name = flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
+        for (std::string& word : split(name, '-')) {
+          if (word.size() > 3) names.push_back(std::move(word));
+        }
         std::ranges::replace(name, '-', '_');
         names.push_back(std::move(name));
       }

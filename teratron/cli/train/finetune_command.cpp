@@ -129,15 +129,15 @@ int finetune_hf(std::span<const std::string> args, const Registry& registry) {
 }  // namespace
 
 int finetune_command(std::span<const std::string> args, const Registry& registry) {
-  if (!args.empty() && is_help(args[0])) {
-    print_line(finetune_page());
+  const bool names_family = args.empty() || !args[0].starts_with("-");
+  if (!names_family && asks_for_help(args)) {
+    const bool asks_for_more = args.size() > 1 || args[0] == "--help-all";  // --help lr: GPT's flags
+    print_line(asks_for_more ? training_help_view("finetune gpt",
+                                                  {find_family("gpt", registry.families), registry}, args)
+                             : finetune_page());
     return 0;
   }
-  if (!args.empty() && args[0].starts_with("-")) {
-    if (!asks_for_help(args)) return finetune_hf(args, registry);
-    print_line(finetune_page());
-    return 0;
-  }
+  if (!names_family) return finetune_hf(args, registry);
   const Family& family = find_family(args.empty() ? "" : args[0], registry.families);
   const std::string command = fmt::format("finetune {}", family.name);
   std::vector<std::string> flags = finetuning_flags(args.subspan(1));

@@ -25,8 +25,13 @@ void print_families(const Registry& registry) {
 }  // namespace
 
 int pretrain_command(std::span<const std::string> args, const Registry& registry) {
-  if (!args.empty() && is_help(args[0])) {
-    print_families(registry);
+  if (!args.empty() && args[0].starts_with("-") && asks_for_help(args)) {
+    const bool asks_for_more = args.size() > 1 || args[0] == "--help-all";  // --help lr: GPT's flags
+    if (!asks_for_more) {
+      print_families(registry);
+    } else {
+      print_line(training_help_view("pretrain gpt", {find_family("gpt", registry.families), registry}, args));
+    }
     return 0;
   }
   const Family& family = find_family(args.empty() ? "" : args[0], registry.families);
