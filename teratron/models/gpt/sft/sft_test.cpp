@@ -233,7 +233,7 @@ TEST(Conversations, TextsWithoutJsonAreToldTheirForm) {
   std::vector<Problem> wrong;
   EXPECT_TRUE(parse_conversations("Once upon a time", "story.txt:1", wrong).empty());
   ASSERT_EQ(wrong.size(), 1U);
-  EXPECT_EQ(wrong[0].fix, "Write texts as lines of {\"text\": \"...\"}");
+  EXPECT_EQ(wrong[0].fix, "Write texts as lines of {\"text\": \"...\"}, or name the file .txt");
 }
 
 TEST_F(SftFiles, OtherFormsAreTheSameConversation) {
