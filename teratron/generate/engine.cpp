@@ -10,11 +10,6 @@ namespace teratron {
 
 namespace {
 
-// Few values, since each is a CUDA graph.
-int64_t top_of(const GenerationRequest& request) {
-  return request.logprobs && request.top_logprobs > 0 ? largest_top_logprobs : 0;
-}
-
 EngineSettings with_defaults(EngineSettings settings, const LanguageModel& model) {
   const bool gpu = model.device.is_cuda();
   if (settings.max_rows == 0) settings.max_rows = gpu ? 64 : 16;
@@ -42,6 +37,7 @@ Engine::Engine(const LanguageModel& model, const EngineSettings& settings, HostG
              .max_tokens = (std::max(most_pages, pool_->pages()) - 1) * settings_.page_size,
              .has_tokenizer = settings_.tokenizer != nullptr,
              .has_source = model.source.has_value(),
+             .images = model.text.images,
              .more_rows = "Raise --inference-max-requests"};
 }
 
@@ -174,6 +170,7 @@ void Engine::add_row(Plan& plan, Active& active, Sequence& sequence, int64_t tok
                                      .source_length = static_cast<int64_t>(active.request.source.size()),
                                      .adapter = active.request.adapter,
                                      .sums = active.request.embeds});
+  if (active.request.images) active.add_images(sequence, model_.text.images->token, row);
   const bool is_first = &sequence == active.sequences.data();
   if (is_first && sequence.cached == 0 && model_.source) row.source_tokens = &active.request.source;
   if (tokens == active.left_to_run(sequence) && active.request.max_new_tokens > 0) {

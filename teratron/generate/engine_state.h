@@ -1,9 +1,16 @@
 // What the engine keeps of the requests that it answers.
 #pragma once
 
+#include <algorithm>
+
 #include "teratron/generate/engine.h"
 
 namespace teratron {
+
+/// The most probable tokens that a step finds for it. Few values, since each is a CUDA graph.
+inline int64_t top_of(const GenerationRequest& request) {
+  return request.logprobs && request.top_logprobs > 0 ? largest_top_logprobs : 0;
+}
 
 struct Engine::Sequence {
   std::vector<int32_t> tokens;  // prompt and new ones
@@ -57,6 +64,12 @@ struct Engine::Active {
   int64_t left_to_run(const Sequence& sequence) const {
     const bool skips_last = request.max_new_tokens == 0 && sequence.length() > 1 && !request.embeds;
     return sequence.length() - sequence.cached - (skips_last ? 1 : 0);
+  }
+  /// Says which rows of images the tokens of a row of a step are.
+  void add_images(const Sequence& sequence, int64_t image_token, StepRow& row) const {
+    const auto first = sequence.tokens.begin() + sequence.cached, end = first + row.tokens;
+    row.first_image_row = std::count(sequence.tokens.begin(), first, image_token);
+    if (std::find(first, end, image_token) != end) row.images = request.images.get();
   }
   std::vector<int32_t> new_tokens(const Sequence& sequence) const {
     return {sequence.tokens.begin() + prompt(), sequence.tokens.end()};

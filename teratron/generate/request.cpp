@@ -1,8 +1,11 @@
 #include "teratron/generate/request.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include <nlohmann/json.hpp>
+
+#include "teratron/tokenizer/base64.h"
 
 namespace teratron {
 
@@ -10,8 +13,9 @@ namespace {
 
 void check_ids(const std::vector<int32_t>& ids, const char* where, const RequestLimits& limits,
                std::vector<Problem>& problems) {
-  const auto outside =
-      std::find_if(ids.begin(), ids.end(), [&](int32_t id) { return id < 0 || id >= limits.vocabulary; });
+  const auto outside = std::find_if(ids.begin(), ids.end(), [&](int32_t id) {
+    return (id < 0 || id >= limits.vocabulary) && !(limits.images && id == limits.images->token);
+  });
   if (outside == ids.end()) return;
   problems.push_back(
       {.what = fmt::format("token {} is not in the vocabulary of {} tokens", *outside, limits.vocabulary),
@@ -43,6 +47,25 @@ void check_source(const std::vector<int32_t>& source, const RequestLimits& limit
   }
 }
 
+void check_images(const GenerationRequest& request, const RequestLimits& limits,
+                  std::vector<Problem>& problems) {
+  const int64_t images = request.images ? request.images->count : 0;
+  if (!limits.images) {
+    if (images > 0)
+      problems.push_back({.what = "the model reads no images", .where = "images", .fix = "Leave them out"});
+    return;
+  }
+  const ImageTokens& image = *limits.images;
+  const auto tokens = std::count(request.prompt.begin(), request.prompt.end(), image.token);
+  if (tokens != images * image.rows) {
+    problems.push_back(
+        {.what = fmt::format("the prompt has {} image tokens ({}), but {} images of {} rows need {}", tokens,
+                             image.token, images, image.rows, images * image.rows),
+         .where = "images",
+         .fix = "Give an image for each image token"});
+  }
+}
+
 void check_prompt(const GenerationRequest& request, const RequestLimits& limits,
                   std::vector<Problem>& problems) {
   const auto length = static_cast<int64_t>(request.prompt.size());
@@ -52,6 +75,7 @@ void check_prompt(const GenerationRequest& request, const RequestLimits& limits,
                         .fix = "Write at least one word, or set add_BOS"});
   }
   check_ids(request.prompt, "tokens", limits, problems);
+  check_images(request, limits, problems);
   // The last token of a prompt is the model's input only if another one follows it.
   const int64_t longest = limits.max_positions + (request.max_new_tokens > 0 ? -1 : request.embeds ? 0 : 1);
   if (length > longest) {
@@ -126,8 +150,31 @@ std::vector<Problem> request_problems(const GenerationRequest& request, const Re
   return problems;
 }
 
+namespace {
+
+nlohmann::json images_to_json(const RequestImages* images) {
+  if (!images) return nullptr;
+  const std::string_view bytes(reinterpret_cast<const char*>(images->values.data()),
+                               images->values.size() * sizeof(float));
+  return {{"count", images->count}, {"values", encode_base64(bytes)}};
+}
+
+std::shared_ptr<const RequestImages> images_from_json(const nlohmann::json& value) {
+  if (value.is_null()) return nullptr;
+  const std::optional<std::string> bytes = decode_base64(value.at("values").get<std::string>());
+  TERATRON_ASSERT(bytes, "images of a request");
+  auto images = std::make_shared<RequestImages>();
+  images->count = value.at("count");
+  images->values.resize(bytes->size() / sizeof(float));
+  std::memcpy(images->values.data(), bytes->data(), images->values.size() * sizeof(float));
+  return images;
+}
+
+}  // namespace
+
 std::string serialize(const GenerationRequest& r) {
   const nlohmann::json value = {{"prompt", r.prompt},
+                                {"images", images_to_json(r.images.get())},
                                 {"source", r.source},
                                 {"max_new_tokens", r.max_new_tokens},
                                 {"sampling",
@@ -160,6 +207,7 @@ GenerationRequest deserialize_request(const std::string& text) {
   const nlohmann::json &sampling = value.at("sampling"), &eol = value.at("eol"), &beams = value.at("beams"),
                        &penalties = value.at("penalties");
   return {.prompt = value.at("prompt"),
+          .images = images_from_json(value.at("images")),
           .source = value.at("source"),
           .max_new_tokens = value.at("max_new_tokens"),
           .sampling = {.temperature = sampling[0],

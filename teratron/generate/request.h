@@ -4,6 +4,8 @@
 #pragma once
 
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +13,7 @@
 #include "teratron/base/error.h"
 #include "teratron/generate/grammar/answer_form.h"
 #include "teratron/generate/options/sampling_options.h"
+#include "teratron/models/image_tokens.h"
 
 namespace teratron {
 
@@ -42,10 +45,18 @@ struct GeneratedToken {
   std::string finish_reason;      // of the answer's last token; else empty
 };
 
+/// The images of a prompt, one after another.
+struct RequestImages {
+  std::vector<float> values;  // pixel values, as the model takes them
+  int64_t count = 0;
+};
+
 struct GenerationRequest {
-  std::vector<int32_t> prompt;       // of a model with an encoder: the decoder's first tokens
-  std::vector<int32_t> source = {};  // of a model with an encoder
-  int64_t max_new_tokens = 64;       // 0: only log probabilities of the prompt
+  /// With an encoder: the decoder's first tokens. Each row of an image is an image token.
+  std::vector<int32_t> prompt;
+  std::shared_ptr<const RequestImages> images = nullptr;  // null: none
+  std::vector<int32_t> source = {};                       // of a model with an encoder
+  int64_t max_new_tokens = 64;                            // 0: only log probabilities of the prompt
   SamplingOptions sampling = {};
   StopRules stop = {};
   BeamOptions beams = {};
@@ -96,6 +107,7 @@ struct RequestLimits {
   int64_t max_tokens = 0;  // that the cache holds
   bool has_tokenizer = false;
   bool has_source = false;                   // that an encoder reads
+  std::optional<ImageTokens> images = {};    // of prompts
   std::string_view more_rows = "Use fewer";  // how a request gets more rows
 };
 /// All that is wrong with a request, named by its fields.

@@ -207,7 +207,9 @@ std::vector<Activations> StageRunner::run_chunks(const std::vector<StepInput>& p
     for (const StepInput& part : parts) {
       Model& chunk = *model_of(part).chunks[c];
       describe_rows(part);
-      const MicroBatch batch = batch_of(part);
+      MicroBatch batch = batch_of(part);
+      if (chunk.stage().embedding && model_.text.images)
+        images_.insert(part, {chunk, model_.text.tokens, *model_.text.images}, batch);
       const Activations output = chunk.forward(receive_input(model_, chunk, batch), batch, states_[c].get());
       if (chunk.stage().head) {
         outputs.push_back(output);
@@ -337,8 +339,9 @@ bool StageRunner::decodes_only(const StepInput& step) const {
          static_cast<int64_t>(step.rows.size()) <= options_.max_rows &&
          std::all_of(step.choices.begin(), step.choices.end(),
                      [](const StepChoice& choice) { return choice.best == 0 && choice.edits.empty(); }) &&
-         std::none_of(step.rows.begin(), step.rows.end(),
-                      [](const StepRow& row) { return row.source_tokens != nullptr || row.adapter != 0; });
+         std::none_of(step.rows.begin(), step.rows.end(), [](const StepRow& row) {
+           return row.source_tokens != nullptr || row.images != nullptr || row.adapter != 0;
+         });
 }
 
 StepOutput StageRunner::decode(const StepInput& step) {

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "teratron/generate/graphs/decode_graphs.h"
+#include "teratron/generate/image_rows.h"
 #include "teratron/generate/language_model.h"
 #include "teratron/generate/step.h"
 
@@ -61,6 +62,7 @@ class StageRunner {
   PageTable table_;
   RowNumbers slots_;
   SourceTable sources_;
+  ImageRows images_;
   std::unique_ptr<DecodeGraphs> graphs_;  // null: eager
 };
 

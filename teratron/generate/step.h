@@ -9,6 +9,8 @@
 
 namespace teratron {
 
+struct RequestImages;
+
 /// Consecutive tokens of one sequence: a chunk of its prompt or its newest token.
 struct StepRow {
   int64_t first_token = 0;  // in the step
@@ -20,9 +22,11 @@ struct StepRow {
   const std::vector<int32_t>* source_pages = nullptr;  // of what the sequence attends to
   int64_t source_length = 0;
   const std::vector<int32_t>* source_tokens =
-      nullptr;          // to be encoded in this step, before other rows; or null
-  int64_t adapter = 0;  // whose weights are used; 0: the model's
-  bool sums = false;    // the sum of these tokens' last states is wanted
+      nullptr;                            // to be encoded in this step, before other rows; or null
+  const RequestImages* images = nullptr;  // whose rows are the image tokens of these tokens; null: none
+  int64_t first_image_row = 0;            // of them
+  int64_t adapter = 0;                    // whose weights are used; 0: the model's
+  bool sums = false;                      // the sum of these tokens' last states is wanted
 };
 
 /// What follows a token of the step.

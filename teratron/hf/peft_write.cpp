@@ -30,6 +30,11 @@ PeftPlan plan_peft(const CheckpointInfo& info) {
   const json settings = json::parse(info.config);
   PeftPlan plan{.config = config_of(settings), .model = hf_model_of(info)};
   plan.base = setting(settings, "hf", std::string());
+  if (!plan.model.family->parts.empty()) {
+    throw refuse(
+        fmt::format("adapters of a {} are not written in PEFT's format", plan.model.family->model_type),
+        info.path, "Train without --lora-out and keep the checkpoint of --save");
+  }
   for (HfTensor& tensor : hf_tensors(plan.model, info.tensors.size())) {
     if (tensor.shape.size() == 2) {
       for (const HfSource& source : tensor.sources) plan.all_modules.push_back(module_of(source));

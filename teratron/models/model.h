@@ -106,6 +106,9 @@ class Model {
   /// What the layers of the stage keep of the sequences of a generation. Default: nothing, as for models that
   /// do not generate text.
   virtual std::unique_ptr<LayerStates> make_states() const { return std::make_unique<LayerStates>(); }
+  /// Rows [R, H] that take the place of word embeddings, image after image, from pixel values [N, ...]: on
+  /// the first stage, outside training. Default: undefined, as for models without images.
+  virtual at::Tensor image_rows(const at::Tensor& /*pixels*/) { return {}; }
   /// [S, B, padded vocabulary / tp] of the last stage's activations. Default: undefined.
   virtual at::Tensor logits(const Activations& output);
   /// Computed from the last stage's activations. Default: "logits", the result of logits().

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "teratron/data/batch.h"
+#include "teratron/models/image_tokens.h"
 #include "teratron/models/inference.h"
 #include "teratron/models/model.h"
 #include "teratron/nn/cost/rank_sizes.h"
@@ -52,6 +53,7 @@ struct TextOptions {
   std::string hidden = "hidden";
   /// Tokens of the longest text with the first rows of a rotation by length. 0: there is no such rotation.
   int64_t longest_short = 0;
+  std::optional<ImageTokens> images = {};  // nullopt: the model reads none
 
   /// The index of a position in a text that has so many tokens in the end (rotations: attention/rope.h).
   int64_t row_of(int64_t position, int64_t tokens, int64_t max_positions) const {

@@ -6,6 +6,7 @@
 #include "teratron/cli/generate/generate_lines.h"
 #include "teratron/cli/generate/generate_terminal.h"
 #include "teratron/cli/generate/generate_texts.h"
+#include "teratron/cli/generate/prompt_images.h"
 #include "teratron/cli/inference_program.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/hf/architecture.h"
@@ -85,8 +86,11 @@ ExitCode run_rank(const ParsedArguments& parsed, const Registry& registry, const
   const std::unique_ptr<JobTerminal> terminal =
       asks && mesh.rank() == 0 ? JobTerminal::open(mesh.world_size()) : nullptr;
   const bool interactive = asks && all_know(terminal != nullptr, *mesh.world().communicator);
-  const GenerateJob job = load_generate_job(parsed, mesh, !args.input, registry.families);
-  if (args.input) return generate_lines(job);
+  GenerateJob job = load_generate_job(parsed, mesh, !args.input, registry.families);
+  if (args.input) {
+    read_prompt_images(job);
+    return generate_lines(job);
+  }
   if (interactive) {
     generate_in_terminal(job, terminal.get());
   } else {

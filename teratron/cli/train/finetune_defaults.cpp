@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 
 // Tokens of a row by default, if the model has as many positions.
 int64_t longest_row(std::string_view family) {
-  return family == "gpt" || family == "mamba" ? 2048 : 512;
+  return family == "gpt" || family == "mamba" || family == "vlm" ? 2048 : 512;
 }
 
 std::string hf_folder(std::span<const std::string> args) {
@@ -38,9 +38,13 @@ int64_t positions_of(const std::string& folder) {
   const fs::path path = fs::path(folder) / "config.json";
   const nlohmann::json config = parse_json(without_bare_infinity(read_text(path, {.kind = ExitCode::config})),
                                            {.where = path.string()});
-  for (const char* const name : {"max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"}) {
-    if (config.is_object() && config.value(name, nlohmann::json()).is_number_integer())
-      return config.at(name).get<int64_t>();
+  const nlohmann::json text =
+      config.is_object() ? config.value("text_config", nlohmann::json()) : nlohmann::json();
+  for (const nlohmann::json* const part : {&config, &text}) {  // with images: the language model's
+    for (const char* const name : {"max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"}) {
+      if (part->is_object() && part->value(name, nlohmann::json()).is_number_integer())
+        return part->at(name).get<int64_t>();
+    }
   }
   return 0;
 }

@@ -72,6 +72,40 @@ void read_prompt(RequestFields& fields, const RequestReader& reader, bool add_bo
   }
 }
 
+// One image token for each image becomes as many as it has rows.
+void expand_images(RequestFields& fields, const ImageTokens& image, int64_t count,
+                   std::vector<int32_t>& prompt) {
+  const auto tokens = std::ranges::count(prompt, static_cast<int32_t>(image.token));
+  if (tokens == count * image.rows && image.rows > 1) return;
+  if (tokens != count) {
+    return fields.problem(
+        "images",
+        fmt::format("the prompt has {} image tokens ({}), but there are {} images of {} rows", tokens,
+                    image.token, count, image.rows),
+        "Write one image token for each image");
+  }
+  std::vector<int32_t> whole;
+  for (const int32_t token : prompt)
+    whole.insert(whole.end(), static_cast<size_t>(token == image.token ? image.rows : 1), token);
+  prompt = std::move(whole);
+}
+
+void read_images(RequestFields& fields, const RequestReader& reader, const std::string& where,
+                 GenerationRequest& request) {
+  if (!reader.images || !reader.read_images)
+    return fields.unsupported("images", {json::array()}, "Leave it out: this model reads no images here");
+  std::vector<std::string> names;
+  fields.texts("images", names);
+  expand_images(fields, *reader.images, std::ssize(names), request.prompt);
+  if (names.empty()) return;
+  try {
+    request.images = reader.read_images(names, where);
+  } catch (const UserError& error) {
+    for (const Problem& problem : error.problems())
+      fields.problem("images", fmt::format("{}: {}", problem.where, problem.what), problem.fix);
+  }
+}
+
 // Top-k, or top-p, that a request sets replaces the other among the defaults.
 void read_filters(RequestFields& fields, SamplingOptions& sampling) {
   const double default_top_p = sampling.top_p;
@@ -163,6 +197,7 @@ GenerationRequest request_from_json(const json& value, const RequestReader& read
   bool add_bos = reader.add_bos;
   fields.flag("add_BOS", add_bos);
   read_prompt(fields, reader, add_bos, request);
+  read_images(fields, reader, where, request);
   if (reader.total_length > 0)
     request.max_new_tokens =
         std::max<int64_t>(reader.total_length - static_cast<int64_t>(request.prompt.size()), 0);

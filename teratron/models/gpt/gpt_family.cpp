@@ -16,9 +16,7 @@
 
 namespace teratron {
 
-namespace {
-
-ChatTemplate chat_template(const Arguments& args) {
+ChatTemplate chat_template_of(const Arguments& args) {
   std::optional<std::string> format = args.sft_tokenizer_prompt_format;
   if (!format && !args.chat_template && args.tokenizer_type == "SFTTokenizer") format = "nemotron-h-aligned";
   if (format && *format != "default") return ChatTemplate::find(*format);
@@ -30,12 +28,14 @@ ChatTemplate chat_template(const Arguments& args) {
                                          fmt::join(ChatTemplate::names(), ", "))});
 }
 
+namespace {
+
 // Before a model is built: without a template no conversation can be read. A tokenizer that cannot be read is
 // reported when it is loaded.
 void check_chat_template(const Arguments& args, std::vector<Problem>& problems) {
   if (!args.tokenizer_type && !args.tokenizer_model && !args.vocab_file) return;  // what is wrong is its lack
   try {
-    chat_template(args);
+    chat_template_of(args);
   } catch (const UserError& error) {
     if (error.exit_code() == ExitCode::config)
       problems.insert(problems.end(), error.problems().begin(), error.problems().end());
@@ -74,7 +74,7 @@ ModelPlan plan(const Arguments& args, int64_t vocabulary) {
 
 Datasets sft_datasets(const DataRequest& request) {
   const Arguments& args = request.args;
-  const ChatTemplate chat = chat_template(args).with_marks(marks_of(request.tokenizer));
+  const ChatTemplate chat = chat_template_of(args).with_marks(marks_of(request.tokenizer));
   const bool learns_all = args.sft_tokenizer_prompt_format == "default";
   return build_sft_datasets(
       {.sources = data_sources(request),

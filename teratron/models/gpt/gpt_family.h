@@ -4,6 +4,7 @@
 #include "teratron/models/family.h"
 #include "teratron/models/gpt/data/gpt_builder.h"
 #include "teratron/models/gpt/gpt_config.h"
+#include "teratron/tokenizer/chat/chat_template.h"
 
 namespace teratron {
 
@@ -15,6 +16,8 @@ ModelPlan gpt_plan(const GPTConfig& config, const BatchSchema& batch);
 void check_decoder(const Arguments& args, std::vector<Problem>& problems);
 /// The masks that the flags select.
 GPTMaskOptions gpt_masks(const Arguments& args);
+/// The template of conversations that the flags select. UserError(config) if there is none.
+ChatTemplate chat_template_of(const Arguments& args);
 /// What the data flags select.
 GPTDataOptions gpt_data_options(const DataRequest& request);
 

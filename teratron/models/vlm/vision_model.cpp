@@ -96,7 +96,7 @@ void VisionModel::create_unused(const Scope& scope, const StageContext& part) {
 at::Tensor VisionModel::embed(const at::Tensor& pixels_NCHW) {
   const int64_t images = pixels_NCHW.size(0), p = config_.patch, columns = config_.columns();
   const int64_t lines = config_.patches() / columns, width = config_.channels * p * p;
-  const at::Tensor patches_SNP = pixels_NCHW.to(patch_weight_->tensor.scalar_type())
+  const at::Tensor patches_SNP = pixels_NCHW.to(patch_weight_->tensor.options().requires_grad(false))
                                      .narrow(2, 0, lines * p)
                                      .narrow(3, 0, columns * p)
                                      .reshape({images, config_.channels, lines, p, columns, p})

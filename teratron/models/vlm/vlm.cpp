@@ -56,7 +56,7 @@ Vlm::Vlm(const VlmConfig& config, const StageContext& part)
                                     part.parallel, part.mesh);
 }
 
-at::Tensor Vlm::image_rows(const at::Tensor& pixels_NCHW, bool training) {
+at::Tensor Vlm::rows_of(const at::Tensor& pixels_NCHW, bool training) {
   const at::Tensor features_RF = tower_->forward(pixels_NCHW, training);
   return projector_->forward(features_RF.unsqueeze(1)).squeeze(1);
 }
@@ -78,7 +78,7 @@ MicroBatch Vlm::with_rows(const MicroBatch& batch) {
   MicroBatch own = batch;
   own.tensors.set("tokens", batch["tokens"].masked_fill(rows_SB.ge(0), 0));
   const bool has_images = pixels_NCHW.defined() && pixels_NCHW.size(0) > 0;
-  own.tensors.set("inserted_RH", has_images ? image_rows(pixels_NCHW, batch.training) : zero_rows());
+  own.tensors.set("inserted_RH", has_images ? rows_of(pixels_NCHW, batch.training) : zero_rows());
   own.tensors.set("inserted_row", global_rows(batch, config_.vision.rows()));
   return own;
 }

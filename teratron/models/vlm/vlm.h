@@ -31,10 +31,10 @@ class Vlm : public Model {
     return language_->token_losses(output, batch);
   }
   void set_activation_hook(const ActivationHook& hook) override;
-  /// The rows [N * rows of an image, H] of the images.
-  at::Tensor image_rows(const at::Tensor& pixels_NCHW, bool training);
+  at::Tensor image_rows(const at::Tensor& pixels_NCHW) override { return rows_of(pixels_NCHW, false); }
 
  private:
+  at::Tensor rows_of(const at::Tensor& pixels_NCHW, bool training);
   MicroBatch with_rows(const MicroBatch& batch);
   at::Tensor zero_rows();
 

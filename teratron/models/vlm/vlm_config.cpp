@@ -159,7 +159,12 @@ void derive_vlm(Validation& v) {
 void check_vlm(const Arguments& args, std::vector<Problem>& problems) {
   if (args.num_experts) problems.push_back(no_experts());
   refuse_hybrids(args, problems);
-  check_decoder(args, problems);
+  Arguments decoder = args;
+  if (args.sft && args.chat_template == "plain") {  // of images alone
+    decoder.sft = false;
+    decoder.chat_template.reset();
+  }
+  check_decoder(decoder, problems);
   check_tower(args, problems);
   check_shuffle(args, problems);
   const auto reject = [&problems](bool wrong, const char* what, const char* flag, const char* fix) {

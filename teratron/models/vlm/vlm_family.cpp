@@ -1,11 +1,17 @@
 #include "teratron/models/vlm/vlm_family.h"
 
+#include <filesystem>
+
+#include "teratron/images/resize.h"
 #include "teratron/models/gpt/gpt_family.h"
 #include "teratron/models/vlm/data/mock_vlm_dataset.h"
+#include "teratron/models/vlm/data/vlm_conversations.h"
 #include "teratron/models/vlm/vlm.h"
 #include "teratron/models/vlm/vlm_inference.h"
 #include "teratron/models/vlm/vlm_operators.h"
 #include "teratron/settings/checks/validate.h"
+#include "teratron/settings/component_options.h"
+#include "teratron/tokenizer/end_tokens.h"
 
 namespace teratron {
 
@@ -17,7 +23,38 @@ ImageSizes image_sizes(const VisionConfig& vision) {
 
 ModelPlan plan_of(const Arguments& args, int64_t vocabulary) {
   const VlmConfig config = vlm_config(args, vocabulary);
-  return vlm_plan(config, vlm_schema(args.seq_length.value_or(0), image_sizes(config.vision)));
+  return vlm_plan(config,
+                  vlm_schema(args.seq_length.value_or(0), image_sizes(config.vision), gpt_masks(args)));
+}
+
+// Where the processor of the images is: in the model's folder, or beside its tokenizer.
+std::filesystem::path processor_folder(const Arguments& args) {
+  return args.hf ? std::filesystem::path(*args.hf) : tokenizer_folder(tokenizer_options(args));
+}
+
+Datasets conversations_of(const DataRequest& request, const VlmConfig& config) {
+  const Arguments& args = request.args;
+  const VisionConfig& vision = config.vision;
+  const ImageFiles::Options files{.folder = args.image_folder.value_or("."),
+                                  .resize = *resize_style_of(args.image_resize),
+                                  .limits = {.max_pixels = args.max_image_pixels}};
+  std::optional<ChatTemplate> chat;
+  if (args.chat_template != plain_template)
+    chat = chat_template_of(args).with_marks(marks_of(request.tokenizer));
+  return build_vlm_conversations(
+      {.sources = data_sources(request),
+       .sequence_length = args.seq_length.value(),
+       .seed = static_cast<uint32_t>(args.seed),
+       .packing = args.sft_packing == "lines" ? SftPacking::lines : SftPacking::best_fit,
+       .overlong = args.sft_overlong == "truncate" ? OverlongConversations::truncate
+                   : args.sft_overlong == "drop"   ? OverlongConversations::drop
+                                                   : OverlongConversations::error,
+       .chat = chat ? &*chat : nullptr,
+       .tokenizer = request.tokenizer,
+       .image_token = config.image_token,
+       .sizes = image_sizes(vision),
+       .images = std::make_shared<ImageFiles>(read_processor_settings(processor_folder(args)), files,
+                                              ImageSize{vision.width, vision.height})});
 }
 
 void check_mock(const MockVlmDataset::Options& options) {
@@ -38,11 +75,13 @@ void check_mock(const MockVlmDataset::Options& options) {
 
 Datasets datasets_of(const DataRequest& request) {
   const Arguments& args = request.args;
-  if (!args.mock_data) {
-    throw config_error(
-        {.what = "a dataset of token ids has no images", .where = "--data-path", .fix = "Use --mock-data"});
-  }
   const VlmConfig config = vlm_config(args, request.tokenizer.vocab_size());
+  if (args.sft) return conversations_of(request, config);
+  if (!args.mock_data) {
+    throw config_error({.what = "a dataset of token ids has no images",
+                        .where = "--data-path",
+                        .fix = "Use `teratron finetune vlm` with conversations, or --mock-data"});
+  }
   const MockVlmDataset::Options options{.sequence_length = args.seq_length.value(),
                                         .vocab_size = request.tokenizer.vocab_size(),
                                         .seed = static_cast<uint64_t>(args.seed),
@@ -81,13 +120,18 @@ Family vlm_family() {
           .check = check_vlm,
           .plan = plan_of,
           .datasets = datasets_of,
-          .generates = true};
+          .generates = true,
+          .learns_conversations = true};
 }
 
 ModelPlan vlm_plan(const VlmConfig& config, const BatchSchema& batch) {
   ModelPlan plan = gpt_plan(config.language, batch);
   plan.build = [config](const StageContext& part) { return std::make_unique<Vlm>(config, part); };
   plan.inference = vlm_inference(config);
+  plan.text.images =
+      ImageTokens{.token = config.image_token,
+                  .rows = config.vision.rows(),
+                  .shape = {config.vision.channels, config.vision.height, config.vision.width}};
   plan.operators = vlm_operators(config);
   plan.summary = summary_of(config);
   return plan;

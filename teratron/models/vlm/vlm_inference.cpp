@@ -5,15 +5,11 @@
 #include <ATen/ATen.h>
 
 #include "teratron/base/error.h"
+#include "teratron/models/image_tokens.h"
 
 namespace teratron {
 
 namespace {
-
-struct ImageTokens {
-  int64_t token = 0;  // stands for a row of an image
-  int64_t rows = 0;   // of an image
-};
 
 // Padding after a sequence's tokens, which attention never sees.
 void check_mask(const at::Tensor& mask_BS, const std::string& where) {
@@ -89,7 +85,7 @@ MicroBatch batch_of(const NamedTensors& inputs, const ImageTokens& image) {
 }  // namespace
 
 Inference vlm_inference(const VlmConfig& config) {
-  const ImageTokens image{config.image_token, config.vision.rows()};
+  const ImageTokens image{.token = config.image_token, .rows = config.vision.rows()};
   const VisionConfig& vision = config.vision;
   return {.inputs = {{.name = "tokens", .limit = config.language.vocabulary, .besides = config.image_token},
                      {.name = "attention_mask", .limit = 2, .fill = 1},

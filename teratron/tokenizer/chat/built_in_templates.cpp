@@ -104,6 +104,14 @@ constexpr std::string_view nemotron_nano = R"({%- for m in messages -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<SPECIAL_11>Assistant\n' }}{%- endif -%})";
 
+constexpr std::string_view vicuna = R"({%- set usual = "A chat between a curious user and an artificial " ~
+   "intelligence assistant. The assistant gives helpful, detailed, and polite answers to the user's questions." -%}
+{{ bos_token ~ (messages[0].content if has_system else usual) ~ ' ' }}
+{%- for m in turns -%}
+{%- if m.role == 'user' -%}{{ 'USER: ' ~ m.content ~ ' ASSISTANT:' }}
+{%- else -%}{%- generation -%}{{ ' ' ~ m.content ~ eos_token }}{%- endgeneration -%}{%- endif -%}
+{%- endfor -%})";
+
 constexpr std::string_view identity = R"({%- for m in messages -%}
 {%- if m.role == 'assistant' -%}
 {%- generation -%}{{ m.content }}{%- endgeneration -%}
@@ -128,6 +136,7 @@ const std::vector<BuiltInTemplate>& built_in_templates() {
       {"mistral", "<s>", "</s>", "", "", with_turns(mistral)},
       {"gemma", "<bos>", "<eos>", "<end_of_turn>", "", with_turns(gemma, "'user', 'assistant'")},
       {"zephyr", "<s>", "</s>", "", "", with_roles(zephyr)},
+      {"vicuna", "<s>", "</s>", "", "", with_turns(vicuna)},
       {"nemotron-h-aligned", "", "", "<SPECIAL_11>", "<SPECIAL_233>", with_roles(nemotron_h)},
       {"nemotron-nano-v2", "", "", "<SPECIAL_12>", "<unk>", with_roles(nemotron_nano)},
       {"identity", "", "", "", "<unk>", std::string(identity)},

@@ -1,12 +1,10 @@
 #include "teratron/models/vlm/data/vlm_schema.h"
 
-#include "teratron/models/gpt/data/gpt_dataset.h"
-
 namespace teratron {
 
-BatchSchema vlm_schema(int64_t sequence_length, const ImageSizes& sizes) {
+BatchSchema vlm_schema(int64_t sequence_length, const ImageSizes& sizes, const GPTMaskOptions& masks) {
   using Stages = Column::Stages;
-  BatchSchema schema = gpt_schema(sequence_length, {});
+  BatchSchema schema = gpt_schema(sequence_length, masks);
   schema.push_back({.name = "image_rows", .shape = {sequence_length}, .stages = Stages::first});
   schema.push_back({.name = "images", .shape = {1}, .kind = Column::Kind::sample, .stages = Stages::first});
   schema.push_back({.name = "pixel_values",

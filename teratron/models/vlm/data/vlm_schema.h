@@ -5,6 +5,7 @@
 #include <span>
 
 #include "teratron/data/batch.h"
+#include "teratron/models/gpt/data/gpt_dataset.h"
 
 namespace teratron {
 
@@ -15,7 +16,7 @@ struct ImageSizes {
 
 /// Columns of rows of `sequence_length` tokens (models/vlm/vlm.h): tokens, labels, loss_mask, image_rows,
 /// images and pixel_values.
-BatchSchema vlm_schema(int64_t sequence_length, const ImageSizes& sizes);
+BatchSchema vlm_schema(int64_t sequence_length, const ImageSizes& sizes, const GPTMaskOptions& masks = {});
 
 /// The number of each token's row among those of the sample's images, -1 for other tokens: all `image_token`
 /// one after another. Returns how many there are.
