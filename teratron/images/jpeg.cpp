@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <csetjmp>
 #include <cstdio>
+#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
