@@ -127,8 +127,8 @@ def test_a_template_is_a_name_a_file_or_a_text(tmp_path):
     (tmp_path / "own.jinja").write_text("{{ messages[0].content }}!")
     lines = [messages([("user", "Hello")])]
     assert ours("--chat-template", tmp_path / "own.jinja", lines=lines) == ["Hello!"] == ours("--chat-template", "{{ messages[0].content }}!", lines=lines)
-    error = ours("--chat-template", "vicuna", lines=[], code=2)
-    assert "'vicuna' is not a known chat template" in error and all(name in error for name in TEMPLATES)
+    error = ours("--chat-template", "alpaca", lines=[], code=2)
+    assert "'alpaca' is not a known chat template" in error and all(name in error for name in TEMPLATES)
     assert "no chat template" in ours(lines=[], code=2)
     assert "not a list of messages" in ours("--chat-template", "chatml", lines=[{"role": "user"}], code=3)
 
