@@ -196,7 +196,7 @@ TensorSourcePtr DistCheckpoint::joined_rows(const std::string& name,
 // To core 0.14 one tensor has the experts of a layer; later each has its own, with gates and ups apart.
 void DistCheckpoint::add_of_layer(const LayerKey& layer, const std::string& prefix,
                                   const TensorSourcePtr& tensor) {
-  const std::string in_layer = fmt::format("{}{}.", layer.stack, layer.number);
+  const std::string in_layer = layer.layer();
   const auto add_named = [&](const std::string& rest, const TensorSourcePtr& one) {
     add_one(megatron_name(in_layer + rest, *model_).name, prefix, one);
   };

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "teratron/megatron/names.h"
 #include "teratron/optim/rules/adam_states.h"
 
 namespace teratron {
@@ -17,6 +18,8 @@ std::optional<LayerKey> layer_key(const std::string& key) {
   if (digits > 6 || digits >= result.rest.size() || result.rest[digits] != '.') return std::nullopt;
   result.number = std::stoll(result.rest.substr(0, digits));
   result.rest = result.rest.substr(digits + 1);
+  result.within = mtp_layer_of(result.rest);
+  result.rest.erase(0, result.within.size());
   return result;
 }
 

@@ -19,6 +19,9 @@ struct LayerKey {
   std::string stack;
   std::string rest;
   int64_t number = -1;
+  std::string within = {};  // "mtp_model_layer." before the rest
+
+  std::string layer() const { return stack + std::to_string(number) + "." + within; }
 };
 /// Nullopt for what is not a layer's.
 std::optional<LayerKey> layer_key(const std::string& key);

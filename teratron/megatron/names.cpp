@@ -58,6 +58,8 @@ const MegatronStack* strip_stack(std::string_view& path, const MegatronModel& mo
   return nullptr;
 }
 
+constexpr std::string_view mtp_stack = "mtp.layers.";
+
 constexpr std::string_view experts = "mlp.experts.", sequential = "local_experts.";
 
 // "mlp.experts.3.linear_fc1.weight"; other names as they are.
@@ -105,8 +107,36 @@ std::optional<ExpertNumber> expert_number(std::string_view path) {
   return result;
 }
 
+// In core 0.12 to 0.15 the layer has the older name.
+std::string_view mtp_layer_of(std::string_view rest) {
+  for (const std::string_view layer : {mtp_layer, std::string_view("transformer_layer.")}) {
+    if (rest.starts_with(layer)) return layer;
+  }
+  return {};
+}
+
+// A tensor of layers that predict further tokens.
+static std::optional<MegatronName> mtp_name(std::string_view path, const MegatronModel& model) {
+  if (model.mtp.empty() || !path.starts_with(mtp_stack)) return std::nullopt;
+  path.remove_prefix(mtp_stack.size());
+  MegatronName result{.name = {}, .stack = std::string(mtp_stack)};
+  const auto [end, error] = std::from_chars(path.data(), path.data() + path.size(), result.layer);
+  const auto length = static_cast<size_t>(end - path.data());
+  if (error != std::errc() || length >= path.size() || result.layer < 0 || result.layer > 1 << 20)
+    return std::nullopt;
+  path.remove_prefix(length + 1);
+  result.rest = renamed(path, model.mtp);
+  if (const std::string_view layer = mtp_layer_of(path); !layer.empty()) {
+    path.remove_prefix(layer.size());
+    result.rest = std::string(mtp_layer) + with_expert_first(renamed(path, model.stacks[0].layer));
+  }
+  result.name = result.in_layer(result.layer);
+  return result;
+}
+
 MegatronName megatron_name(std::string_view path, const MegatronModel& model) {
   if (path.starts_with(legacy_root)) path.remove_prefix(legacy_root.size());
+  if (const auto name = mtp_name(path, model)) return *name;
   std::string_view name = path;
   const MegatronStack* const stack = strip_stack(name, model);
   if (stack == nullptr) return {.name = renamed(renamed(path, model.embeddings), model.heads)};
@@ -135,6 +165,11 @@ bool has_row(const MegatronModel& model, const MegatronName& name) {
     return std::ranges::any_of(
         rows, [&](const MegatronRow& row) { return row.ours == whole || row.ours == module; });
   };
+  if (!model.mtp.empty() && name.stack == mtp_stack) {
+    return name.rest.starts_with(mtp_layer)
+               ? is_in(model.stacks[0].layer, without_number(name.rest.substr(mtp_layer.size())))
+               : is_in(model.mtp, name.rest);
+  }
   for (const MegatronStack& stack : model.stacks) {
     const std::string prefix = std::string(stack.ours) + ".";
     if (name.stack == prefix + "layers.") return is_in(stack.layer, without_number(name.rest));
@@ -188,6 +223,7 @@ MegatronSplit split_of(std::string_view name) {
                                       "linear_q_proj.weight",
                                       "linear_q_up_proj.weight",
                                       "linear_kv_up_proj.weight",
+                                      "eh_proj.weight",
                                       ".conv1d.bias",
                                       ".dt_bias",
                                       ".A_log",

@@ -34,6 +34,12 @@ struct ExpertNumber {
 };
 std::optional<ExpertNumber> expert_number(std::string_view path);
 
+/// How `rest`, after "mtp.layers.0.", begins where it is of the layer within: "mtp_model_layer.", or the
+/// older "transformer_layer.". Else empty.
+std::string_view mtp_layer_of(std::string_view rest);
+/// The first of these, our name.
+inline constexpr std::string_view mtp_layer = "mtp_model_layer.";
+
 /// `path` joins the keys of nested dicts with '.'. Our own names stay as they are, and experts keep their
 /// numbers.
 MegatronName megatron_name(std::string_view path, const MegatronModel& model);

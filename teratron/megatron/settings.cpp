@@ -1,6 +1,7 @@
 #include "teratron/megatron/settings.h"
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 #include <string_view>
 
@@ -26,7 +27,6 @@ constexpr std::string_view refused[] = {"activation_func_clamp_value",
                                         "moe_mlp_glu_interleave_size",
                                         "moe_shared_expert_glu_interleave_size",
                                         "mrope_section",
-                                        "mtp_num_layers",
                                         "no_rope_freq",
                                         "qk_l2_norm",
                                         "quick_geglu",
@@ -191,6 +191,24 @@ void take_latents(const Shapes& shapes, const std::string& stack, json& settings
   settings["qk_layernorm"] = shapes.has(attention + "kv_layernorm.weight");
 }
 
+// Core 0.10 to 0.12 multiply scores by m(mscale)^2, later ones by m(mscale_all_dim)^2, m(s) = 1 + 0.1 s
+// ln(factor); all multiply queries and keys by m(mscale) / m(mscale_all_dim). Arguments of later ones have
+// no_rope_freq; those of 0.10 have neither scale, of which its models have 0.707.
+void take_early_mscale(const MegatronSource& source, json& settings) {
+  if (source.args == nullptr || source.args->find("no_rope_freq") != nullptr ||
+      !is_true(saved_arg(source.args, "multi_latent_attention")))
+    return;
+  const bool has_scales = source.args->find("mscale") != nullptr;
+  const double factor = settings.value("rotary_scaling_factor", 1.0);
+  const double mscale = has_scales ? settings.value("mscale", 1.0) : 0.707;
+  const double all_dim = has_scales ? settings.value("mscale_all_dim", 1.0) : 0.707;
+  if (factor <= 1.0) return;
+  const auto magnitude = [&](double scale) { return 0.1 * scale * std::log(factor) + 1.0; };
+  const double of_queries = magnitude(mscale) * magnitude(mscale) / magnitude(all_dim);
+  settings["mscale"] = mscale == all_dim ? mscale : (of_queries - 1.0) / (0.1 * std::log(factor));
+  settings["mscale_all_dim"] = mscale;
+}
+
 // What the tensors themselves show; where they and saved arguments or flags disagree, the tensors are right
 // or it is an error.
 void take_shapes(const MegatronSource& source, json& settings) {
@@ -201,6 +219,9 @@ void take_shapes(const MegatronSource& source, json& settings) {
   const std::string mlp = take_experts(shapes, stack, settings);
   take_latents(shapes, stack, settings);
   settings.update({{"num_layers", shapes.layers(stack)}, {"hidden_size", hidden}});
+  int64_t depths = 0;
+  while (shapes.has(fmt::format("mtp.layers.{}.eh_proj.weight", depths))) ++depths;
+  settings["mtp_num_layers"] = depths > 0 ? json(depths) : json();
   settings["swiglu"] = false;
   if (!mlp.empty()) {
     const int64_t ffn = shapes.size(mlp + "linear_fc2.weight", 1);
@@ -334,6 +355,7 @@ json megatron_settings(const MegatronSource& source, const json& given, const js
   json settings = otherwise;
   settings.erase("untie_embeddings_and_output_weights");  // the shapes show it
   settings.update(saved_settings(source.args));
+  take_early_mscale(source, settings);
   settings.update(given);
   take_recurrent_layers(source, settings);
   take_shapes(source, settings);

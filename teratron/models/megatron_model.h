@@ -38,6 +38,9 @@ struct MegatronModel {
   /// In the order of the forward pass. If there are two, each pipeline stage has layers of one of them.
   std::vector<MegatronStack> stacks;
   std::vector<MegatronRow> heads;  // on the last stage
+  /// Layers "mtp.layers.N." that predict further tokens, on the last stage: what each has beside a layer of
+  /// the only stack, "mtp_model_layer.". Empty: there are none.
+  std::vector<MegatronRow> mtp = {};
   /// Parts of names that only checkpoints of this family have. Empty: it is what no other family claims.
   std::vector<std::string_view> signs = {};
   std::vector<std::string_view> arguments = {};  // saved arguments that only these have

@@ -71,6 +71,10 @@ inline MegatronRow mlp_norm(std::string_view legacy, std::string_view v2) {
           .fused = {"mlp.linear_fc1.layer_norm_"}};
 }
 
+/// Multi-token prediction, beside the layer.
+inline const std::vector<MegatronRow> mtp = {
+    {"enorm."}, {"hnorm."}, {.ours = "eh_proj.", .linear = true}, {"final_layernorm."}};
+
 inline const std::vector<MegatronRow> output = {
     {.ours = "output_layer.weight", .legacy = "language_model/output_layer/weight", .linear = true},
     {"output_layer.bias", "lm_head/bias", {"lm_head.output_layer.bias"}}};

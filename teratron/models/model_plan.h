@@ -103,6 +103,9 @@ struct ModelPlan {
   /// their means.
   std::vector<std::string> losses = {"lm loss"};
   LayerSums layer_sums = {};
+  /// What further losses count in a micro-batch of a rank of the last stage, for losses per token, whose
+  /// counts are those of a step; null: there are none.
+  std::function<at::Tensor(const MicroBatch& batch)> loss_counts = nullptr;
   /// Tokens without and with padding; 0: the model has no logits.
   int64_t vocabulary = 0;
   int64_t padded_vocabulary = 0;

@@ -31,6 +31,9 @@ struct AuxiliaryLosses {
   /// Undefined: there is no backward.
   at::Tensor scale;
   bool per_token = false;
+  /// f64, with `per_token`: ModelPlan::loss_counts of the step's micro-batches on all replicas. Undefined:
+  /// the model has none.
+  at::Tensor loss_counts = {};
   /// f64, ModelPlan::layer_sums: layers add what they measure in training. Undefined: it is not asked for.
   at::Tensor sums;
 };

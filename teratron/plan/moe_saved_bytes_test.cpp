@@ -160,6 +160,33 @@ TEST(MoeOperators, SaveWhatTheModelSaves) {
   if (!all_run) GTEST_SKIP() << "this processor computes bf16 in f32; all other cases were compared";
 }
 
+// Layers that predict further tokens, with the output layer and its loss for each, whose gradients are those
+// of a step.
+TEST(MtpOperators, SaveWhatTheModelSaves) {
+  at::set_num_threads(1);
+  GPTConfig config = moe_bytes_config({"mixtral"});
+  config.mtp_layers = 2;
+  add_mtp_layers(config);
+  const MoeBytes real = allocated_with_experts(config, {}, {}, {});
+  const std::vector<Operator> operators =
+      gpt_operators(config)(moe_rank_batch(config, {}), {.layers = config.layers});
+  EXPECT_NEAR(activation_memory(operators).saved / real.saved, 1.0, 0.01);
+  // FLOPs: a layer, 4 h^2 for the joined inputs and 2 h V for the logits of each depth and token.
+  GPTConfig plain = config;
+  plain.mtp_layers = 0;
+  const auto flops = [](const std::vector<Operator>& all, std::string_view prefix) {
+    double sum = 0.0;
+    for (const Operator& op : all) sum += op.name.starts_with(prefix) ? op.flops : 0.0;
+    return sum;
+  };
+  const std::vector<Operator> before =
+      gpt_operators(plain)(moe_rank_batch(plain, {}), {.layers = plain.layers});
+  const double tokens = 4.0 * 128.0, h = 64.0;
+  EXPECT_DOUBLE_EQ(flops(operators, "mtp.layers.1."),
+                   flops(before, "decoder.layers.3.") + tokens * (4.0 * h * h + 2.0 * h * 256.0));
+  EXPECT_DOUBLE_EQ(flops(operators, ""), flops(before, "") + 2.0 * flops(operators, "mtp.layers.0."));
+}
+
 TEST(MoeOperators, SaveLessWhereLayersAreRecomputed) {
   MoeBytesCase plain{"shared", [](MoeOptions& m) { use_shared_experts(m, true); }};
   MoeBytesCase recomputed = plain;

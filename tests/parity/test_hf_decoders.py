@@ -1,8 +1,10 @@
 """What the configurations of hf_configs.py do not show of decoder families: weights in MXFP4, the text model of a file with pictures, configs
 of older releases, long texts under LongRoPE, families that are refused; experts of a layer
 in one tensor, as transformers 5 holds them in memory; layers that predict further tokens; FP8 with scales of blocks. Logits against `transformers`."""
+import dataclasses
 import json
 import math
+import pickle
 import re
 import shutil
 
@@ -283,3 +285,107 @@ def test_what_sinks_exclude(kind, flags, what):
     said = run("plan", "gpt", "--world-size", 1, "--num-layers", 2, "--hidden-size", 32, "--num-attention-heads", 4, "--seq-length", 16,
                "--mock-data", "--train-iters", 1, "--lr", "1e-3", "--micro-batch-size", 1, "--softmax-type", kind, *flags, code=2)
     assert what in said and "--softmax-type" in said, said
+
+
+@pytest.mark.parametrize("layout", [[], ["--use-distributed-optimizer"], ["--context-parallel-size", 2], ["--tp", 2, "--sequence-parallel"]])
+def test_losses_of_further_tokens_per_token(layout, tmp_path):
+    """Sums over the step's tokens by the step's counts: micro-batches of any size and layouts give the same gradients."""
+    random_model("deepseek_v3").save_pretrained(tmp_path / "in")
+    state = with_mtp(tmp_path / "in")
+    torch.manual_seed(6)
+    lines = [" ".join(map(str, torch.randint(5, 100, (length,)).tolist())) for length in (3, 5, 40, 2, 2, 2, 9, 25, 4, 30)]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    null = ["--tokenizer-type", "NullTokenizer", "--vocab-size", 100]
+    run("preprocess", "--input", tmp_path / "text.jsonl", "--output-prefix", tmp_path / "data", *null, "--append-eod")
+    command = ["pretrain", "gpt", "--hf", tmp_path / "in", "--data-path", tmp_path / "data_text_document", *null, "--split", "100,0,0",
+               "--seq-length", 16, "--global-batch-size", 4, "--train-iters", 1, "--eval-iters", 0, "--optimizer", "sgd", "--sgd-momentum", 0,
+               "--lr", 64, "--min-lr", 64, "--weight-decay", 0, "--clip-grad", 0, "--moe-router-bias-update-rate", 0, "--device", "cpu",
+               "--calculate-per-token-loss", "--eod-mask-loss", "--mtp-loss-scaling-factor", 0.6]
+    run(*command, "--micro-batch-size", 4, "--hf-out", tmp_path / "one")
+    start = ["launch", "--backend", "threads", "--nproc-per-node", 2, "--"] if layout else []
+    run(*start, *command, "--micro-batch-size", 1, *layout, "--hf-out", tmp_path / "many")
+    one, many = (load_file(tmp_path / folder / "model.safetensors") for folder in ("one", "many"))
+    largest = max((one[name] - state[name]).norm() for name in state)
+    for name, before in state.items():
+        change, other = one[name] - before, many[name] - before
+        assert (change - other).norm() <= 1e-4 * max(change.norm(), 1e-3 * largest), name
+    assert (one[f"model.layers.{LAYERS}.eh_proj.weight"] - state[f"model.layers.{LAYERS}.eh_proj.weight"]).norm() > 0
+
+
+@pytest.mark.parametrize("names, ranks, stages", [("mcore", 2, 1), ("mcore-te", 1, 1), ("mcore", 2, 3)])
+def test_further_tokens_in_megatrons_checkpoints(names, ranks, stages, tmp_path):
+    """Out and in again, also under the layer's name of core 0.12 to 0.15."""
+    model = random_model("deepseek_v3")
+    model.config.rms_norm_eps, model.config.num_experts_per_tok = 1e-6, 4
+    model.save_pretrained(tmp_path / "in")
+    state = with_mtp(tmp_path / "in")
+    convert(tmp_path / "in", tmp_path)
+    run("ckpt", "convert", "--load", tmp_path / "ckpt", "--to-megatron", tmp_path / "there", "--megatron-names", names,
+        "--target-tensor-parallel-size", ranks, "--target-pipeline-parallel-size", stages)
+    for turn in range(2):
+        run("ckpt", "convert", "--from-megatron", tmp_path / "there", "--save", tmp_path / f"again{turn}")
+        run("ckpt", "convert", "--load", tmp_path / f"again{turn}", "--to-hf", tmp_path / f"out{turn}")
+        assert_same(load_file(tmp_path / f"out{turn}" / "model.safetensors"), state)
+        for file in (tmp_path / "there").rglob("model_optim_rng.pt"):
+            saved = torch.load(file, weights_only=False)
+            theirs = {key: value for key, value in saved["model"].items() if key.startswith("mtp.")}
+            if stages == 1 or "_002" in file.parent.name:
+                assert "mtp.layers.0.eh_proj.weight" in theirs and any("mtp_model_layer." in key for key in theirs) == (turn == 0)
+                assert len(theirs["mtp.layers.0.eh_proj.weight"]) == 48 // ranks
+            saved["model"] = type(saved["model"])((key.replace("mtp_model_layer.", "transformer_layer."), value)
+                                                  for key, value in saved["model"].items())
+            torch.save(saved, file)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_further_tokens_in_distributed_checkpoints(ranks, tmp_path):
+    """Their layers have their numbers in their names; core 0.14's name of the layer is read, too."""
+    model = random_model("deepseek_v3")
+    model.config.rms_norm_eps, model.config.num_experts_per_tok = 1e-6, 4
+    model.save_pretrained(tmp_path / "in")
+    state = with_mtp(tmp_path / "in")
+    convert(tmp_path / "in", tmp_path)
+    run("ckpt", "convert", "--load", tmp_path / "ckpt", "--to-megatron", tmp_path / "there", "--megatron-format", "torch_dist",
+        "--target-tensor-parallel-size", ranks)
+    [file] = (tmp_path / "there").rglob(".metadata")
+    metadata = pickle.loads(file.read_bytes())
+    experts = "mtp.layers.0.mtp_model_layer.mlp.experts.experts.linear_fc1.weight"
+    assert len(metadata.state_dict_metadata[experts].size) == 3 and "mtp.layers.0.eh_proj.weight" in metadata.state_dict_metadata
+    for turn in range(2):
+        run("ckpt", "convert", "--from-megatron", tmp_path / "there", "--save", tmp_path / f"again{turn}")
+        run("ckpt", "convert", "--load", tmp_path / f"again{turn}", "--to-hf", tmp_path / f"out{turn}")
+        assert_same(load_file(tmp_path / f"out{turn}" / "model.safetensors"), state)
+
+        def old(name):
+            return name.replace("mtp_model_layer.", "transformer_layer.")
+        metadata.state_dict_metadata = {old(name): value for name, value in metadata.state_dict_metadata.items()}
+        metadata.storage_data = {dataclasses.replace(index, fqn=old(index.fqn)): value for index, value in metadata.storage_data.items()}
+        file.write_bytes(pickle.dumps(metadata))
+
+
+def test_yarn_of_early_latents(tmp_path):
+    """Core 0.10 to 0.12 multiply scores by the square of mscale's factor, whatever mscale_all_dim is."""
+    model = random_model("deepseek_v3")
+    model.config.rms_norm_eps, model.config.num_experts_per_tok = 1e-6, 4
+    model.config.rope_parameters = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 4096,
+                                    "mscale": 0.8, "mscale_all_dim": 0.6}
+    model.save_pretrained(tmp_path / "in")
+    convert(tmp_path / "in", tmp_path)
+    run("ckpt", "convert", "--load", tmp_path / "ckpt", "--to-megatron", tmp_path / "there", "--megatron-names", "mcore")
+    for absent, scales in ((("no_rope_freq",), (0.8, 0.6)), (("no_rope_freq", "mscale", "mscale_all_dim"), (0.707, 0.707))):
+        for file in (tmp_path / "there").rglob("model_optim_rng.pt"):
+            saved = torch.load(file, weights_only=False)
+            for name in absent:
+                if hasattr(saved["args"], name):
+                    delattr(saved["args"], name)
+            torch.save(saved, file)
+        folder = tmp_path / f"without{len(absent)}"
+        run("ckpt", "convert", "--from-megatron", tmp_path / "there", "--save", folder / "ckpt")
+        run("ckpt", "convert", "--load", folder / "ckpt", "--to-hf", folder / "out")
+        rope = json.loads((folder / "out" / "config.json").read_text())["rope_parameters"]
+
+        def magnitude(scale):
+            return 0.1 * scale * math.log(4.0) + 1
+        mscale, all_dim = scales
+        assert magnitude(rope["mscale_all_dim"]) == pytest.approx(magnitude(mscale))
+        assert magnitude(rope["mscale"]) / magnitude(rope["mscale_all_dim"]) == pytest.approx(magnitude(mscale) / magnitude(all_dim))

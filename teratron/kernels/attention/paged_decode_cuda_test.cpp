@@ -12,7 +12,7 @@ struct PagedCase {
   const char* name;
   at::ScalarType type = at::kBFloat16;
   int64_t heads = 8, groups = 2, channels = 128;
-  int64_t window = 0;
+  int64_t window = 0, chunk = 0;
   bool alibi = false;
   bool distance_bias = false;
   bool cross = false;  // no new token
@@ -36,7 +36,8 @@ at::Tensor expected_of(const PagedDecodeInputs& inputs, const PagedDecodeOptions
   std::vector<at::Tensor> rows;
   for (int64_t r = 0; r < inputs.q_RGQD.size(0); ++r) {
     const auto last = inputs.positions_R[r].item<int64_t>();
-    const int64_t first = options.window > 0 ? std::max<int64_t>(0, last + 1 - options.window) : 0;
+    int64_t first = options.window > 0 ? std::max<int64_t>(0, last + 1 - options.window) : 0;
+    if (options.chunk > 0) first = std::max(first, last - last % options.chunk);
     const bool cross = !inputs.k_RGD.defined();
     const at::Tensor j =
         at::arange(first, cross ? last + 1 : last, at::TensorOptions().dtype(at::kLong).device(at::kCUDA));
@@ -77,8 +78,10 @@ void expect_equal(const PagedCase& c) {
                            .v_pages = random({slots, c.groups, c.channels}),
                            .table_RP = table.to(at::kCUDA),
                            .positions_R = at::tensor(c.positions, at::kLong).to(at::kCUDA)};
-  PagedDecodeOptions options{
-      .scale = 0.3 / std::sqrt(static_cast<double>(c.channels)), .window = c.window, .page_size = page_size};
+  PagedDecodeOptions options{.scale = 0.3 / std::sqrt(static_cast<double>(c.channels)),
+                             .window = c.window,
+                             .chunk = c.chunk,
+                             .page_size = page_size};
   if (c.alibi) options.alibi_slopes = at::arange(1, c.heads + 1, at::kFloat).div(-20).exp2().to(at::kCUDA);
   if (c.distance_bias)
     options.distance_bias = gpu(randn({c.heads, 2 * pages_per_row * page_size - 1}, at::kFloat));
@@ -120,6 +123,7 @@ TEST_F(GpuPagedDecode, MatchesAttentionOverGatheredKeys) {
       {.name = "wide bf16", .heads = 2, .groups = 2, .channels = 256},
       {.name = "narrow", .type = at::kFloat, .heads = 3, .groups = 1, .channels = 8},
       {.name = "window", .window = 100},
+      {.name = "chunks", .chunk = 37},
       {.name = "alibi", .type = at::kHalf, .alibi = true},
       {.name = "rope", .rotated = 128},
       {.name = "t5", .heads = 12, .groups = 12, .channels = 64, .distance_bias = true},
@@ -155,6 +159,7 @@ TEST_F(GpuPagedDecode, MatchesAttentionOfRandomShapes) {
     PagedCase c{.name = "random", .heads = groups * draw(1, 12), .groups = groups, .channels = channels};
     c.type = std::array{at::kBFloat16, at::kHalf, at::kFloat}[draw(0, 2)];
     c.window = draw(0, 2) == 0 ? draw(1, 300) : 0;
+    c.chunk = draw(0, 3) == 0 ? draw(1, 300) : 0;
     c.alibi = draw(0, 3) == 0;
     c.distance_bias = !c.alibi && draw(0, 3) == 0;
     c.cross = draw(0, 3) == 0;

@@ -128,6 +128,15 @@ std::vector<MegatronEntry> core_entries(const WrittenModel& model, int64_t stage
   if (stage < stages - 1) return entries.take();
   const std::string norm = fmt::format("{}.{}.", stack.ours, stack.final_norm);
   entries.add(norm, norm);
+  for (int64_t i = 0; entries.has(fmt::format("mtp.layers.{}.eh_proj.weight", i)); ++i) {
+    const std::string depth = fmt::format("mtp.layers.{}.", i), layer = depth + "mtp_model_layer.";
+    if (i == 0 && stages > 1)
+      entries.add_entry("embedding.word_embeddings.weight", "embedding.word_embeddings.weight");
+    for (const MegatronRow& row : model.model->mtp) {
+      if (row.ours == "final_layernorm.") entries.add_layer(rows, layer, layer);
+      entries.add_row(row, depth, depth);
+    }
+  }
   // A tied output layer has its own copy where the embedding is on another stage.
   const std::string output = "output_layer.weight";
   const bool tied = !entries.has(output);

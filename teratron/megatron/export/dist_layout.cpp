@@ -5,6 +5,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/megatron/dist_names.h"
+#include "teratron/megatron/names.h"
 #include "teratron/megatron/rows/row_segments.h"
 
 namespace teratron {
@@ -32,6 +33,7 @@ class Layout {
   std::vector<StackedTensor> take() {
     for (const MegatronRow& row : plan_.model.embeddings) add_row(row);
     for (const MegatronStack& stack : plan_.model.stacks) add_stack(stack);
+    add_mtp();
     for (const MegatronRow& row : plan_.model.heads) add_row(row);
     check_all_placed(plan_, placed_, "torch_dist");
     return std::move(tensors_);
@@ -117,6 +119,22 @@ class Layout {
     for (const char* part : {"weight", "bias"}) {
       const std::string norm = fmt::format("{}.{}.{}", stack.ours, stack.final_norm, part);
       if (has(norm)) add({.key = norm, .leading = {}, .weights = {norm}, .linear = false});
+    }
+  }
+
+  // Each layer of multi-token prediction is by itself.
+  void add_mtp() {
+    for (int64_t i = 0; !plan_.model.mtp.empty(); ++i) {
+      const std::string depth = fmt::format("mtp.layers.{}.", i), layer = depth + std::string(mtp_layer);
+      const std::vector<LayerTensor> tensors = layer_tensors(plan_.model.stacks[0], layer);
+      if (tensors.empty()) break;
+      add_layers(layer, {tensors}, false);
+      for (const MegatronRow& row : plan_.model.mtp) {
+        for (const std::string& part : parts_of(row)) {
+          const std::string name = depth + part;
+          if (has(name)) add({.key = name, .leading = {}, .weights = {name}, .linear = row.linear});
+        }
+      }
     }
   }
 

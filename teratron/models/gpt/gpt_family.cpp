@@ -118,6 +118,10 @@ Family gpt_family() {
 ModelPlan gpt_plan(const GPTConfig& config, const BatchSchema& batch) {
   ModelPlan plan = language_model_plan(config, "decoder", batch);
   plan.layer_sums = with_mtp_sums(expert_sums(config.experts), config);
+  if (config.mtp_layers > 0)
+    plan.loss_counts = [depths = config.mtp_layers](const MicroBatch& batch) {
+      return mtp_loss_counts(batch, depths);
+    };
   if (!config.rope.longrope.short_factors.empty()) plan.text.longest_short = config.rope.longrope.positions;
   plan.build = [config](const StageContext& context) {
     return std::make_unique<GPT>(context.parameters, stage_config(config, context), context.stage,

@@ -259,6 +259,7 @@ FamilyFormats gpt_formats() {
                       .layer = megatron_rows::joined({megatron_rows::layer(), megatron_rows::latent_attention,
                                                       megatron_rows::delta_net})}},
           .heads = megatron_rows::output,
+          .mtp = megatron_rows::mtp,
           .has_core = true,
           .tokenizer = "GPT2BPETokenizer"}};
 }

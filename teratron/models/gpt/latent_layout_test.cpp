@@ -135,6 +135,38 @@ TEST_P(LatentLayouts, MatchOneRank) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, LatentLayouts, ::testing::Range(size_t{0}, latent_cases.size()));
 
+// Recomputation of layers, of attention and of experts, and offloading, with latents and further tokens.
+TEST(LatentLayouts, WhatSavesMemoryChangesNoBit) {
+  using Granularity = RecomputeConfig::Granularity;
+  const auto usual = [](GPTConfig& config) {
+    add_experts(config);
+    config.hidden_dropout = 0.1;
+    config.mtp_layers = 2;
+    add_mtp_layers(config);
+  };
+  const std::vector<std::pair<const char*, std::function<void(GPTConfig&)>>> changes = {
+      {"layers", [](GPTConfig& c) { c.recompute = {.granularity = Granularity::layers, .layers = 2}; }},
+      {"block",
+       [](GPTConfig& c) {
+         c.recompute = {.granularity = Granularity::layers, .method = RecomputeConfig::Method::block};
+       }},
+      {"attention", [](GPTConfig& c) { c.recompute = {.granularity = Granularity::attention_core}; }},
+      {"experts", [](GPTConfig& c) { c.experts.options.recompute = true; }},
+      {"offload", [](GPTConfig& c) { c.offload = {.layers = 2, .min_bytes = 0}; }}};
+  for (const Layout& layout : {Layout{}, Layout{.tp = 2, .sequence_parallel = true}}) {
+    const TestData data{.sequence = 16};
+    const Gradients plain = gradients_of(latent_test_config({"", usual}), layout, data, at::kFloat);
+    for (const auto& [name, change] : changes) {
+      GPTConfig config = latent_test_config({"", usual});
+      change(config);
+      const Gradients again = gradients_of(config, layout, data, at::kFloat);
+      EXPECT_EQ(again.step.loss, plain.step.loss) << name;
+      for (const auto& [tensor, value] : plain.tensors)
+        EXPECT_TRUE(at::equal(again.tensors.at(tensor), value)) << name << ", " << tensor;
+    }
+  }
+}
+
 TEST(LatentLayouts, RecomputationChangesNoBit) {
   LatentCase c{"plain", [](GPTConfig& config) { config.hidden_dropout = 0.1; }};
   const Gradients plain = gradients_of(latent_test_config(c), {}, c.data, at::kFloat);

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "teratron/base/error.h"
 #include "teratron/models/transformer/expert_metrics.h"
 #include "teratron/nn/moe/load_balancing.h"
 
@@ -41,6 +42,8 @@ class Shift {
     if (document_.defined()) mask = mask * shifted(document_, positions).eq(document_).to(mask.scalar_type());
     return {own(shifted(tokens_, positions)), own(shifted(labels_, positions)), own(mask), mask.sum()};
   }
+  // This rank's tokens.
+  at::Tensor count(int64_t positions) const { return by(positions).mask_SB.sum().to(at::kDouble); }
 
  private:
   at::Tensor whole(const at::Tensor& x_SB) const {
@@ -66,6 +69,14 @@ void add_mtp_layers(GPTConfig& config) {
   repeat_last(config.windows, config.mtp_layers);
   repeat_last(config.no_rope, config.mtp_layers);
   repeat_last(config.context_parallel_comm, config.mtp_layers);
+}
+
+at::Tensor mtp_loss_counts(const MicroBatch& batch, int64_t depths) {
+  const at::NoGradGuard no_grad;
+  const Shift shift(batch);
+  std::vector<at::Tensor> counts;
+  for (int64_t i = 0; i <= depths; ++i) counts.push_back(shift.count(i));
+  return at::stack(counts);
 }
 
 LayerSums with_mtp_sums(LayerSums sums, const GPTConfig& config) {
@@ -114,6 +125,8 @@ at::Tensor MultiTokenPrediction::attach_losses(const at::Tensor& hidden_SBH, con
                                                const LayerContext& context, const Shared& shared) {
   const Shift shift(batch);
   const AuxiliaryLosses& auxiliary = batch.auxiliary;
+  const at::Tensor& counts = auxiliary.loss_counts;
+  TERATRON_ASSERT(!auxiliary.per_token || counts.defined(), "a loss per token without the step's counts");
   at::Tensor h_SBH = hidden_SBH, total;
   for (size_t i = 0; i < depths_.size(); ++i) {
     Depth& depth = depths_[i];
@@ -123,17 +136,20 @@ at::Tensor MultiTokenPrediction::attach_losses(const at::Tensor& hidden_SBH, con
     const at::Tensor z_SBH = depth.projection.forward(both).x_SBH.to(hidden_SBH.scalar_type());
     h_SBH = depth.final_norm.forward_with_residual(depth.layer->forward({z_SBH}, context, nullptr)).normed;
     const at::Tensor sum = (shared.token_losses(h_SBH, targets.labels_SB) * targets.mask_SB).sum();
-    const at::Tensor mean = sum / targets.count.clamp_min(1);
-    total = total.defined() ? total + mean : mean;
+    // A loss per token is its sum times what makes it a mean over the step's tokens, by which all gradients
+    // are divided.
+    const at::Tensor term =
+        auxiliary.per_token
+            ? sum * (counts[0] / counts[static_cast<int64_t>(i) + 1].clamp_min(1.0)).to(sum.scalar_type())
+            : sum / targets.count.clamp_min(1);
+    total = total.defined() ? total + term : term;
     if (auxiliary.sums.defined() && auxiliary.sums.numel() > 0) {
       const at::Tensor own =
           auxiliary.sums.narrow(0, first_sum_ + columns * static_cast<int64_t>(i), columns);
       own.add_(at::stack({sum.detach(), targets.mask_SB.sum()}).to(own.scalar_type()));
     }
   }
-  at::Tensor scale = auxiliary.scale * factor_;
-  if (auxiliary.per_token) scale = scale * shift.by(0).count;
-  return attach_loss(hidden_SBH, total, scale);
+  return attach_loss(hidden_SBH, total, auxiliary.scale * factor_);
 }
 
 }  // namespace teratron

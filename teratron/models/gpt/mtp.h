@@ -20,6 +20,9 @@ namespace teratron {
 /// Their attention and feed-forward network are those of the last layer: makes the configuration's lists of
 /// layers that long.
 void add_mtp_layers(GPTConfig& config);
+/// For ModelPlan::loss_counts: f64 [1 + depths], what the loss of the model and those of the depths count of
+/// a rank's micro-batch.
+at::Tensor mtp_loss_counts(const MicroBatch& batch, int64_t depths);
 /// `sums` and the losses "mtp_1 loss", ... of the depths.
 LayerSums with_mtp_sums(LayerSums sums, const GPTConfig& config);
 

@@ -58,7 +58,8 @@ class SelfAttentionCost {
   Operator split() const {
     Operator op{.name = name_ + ".qkv", .kind = Operator::Kind::pointwise};
     const double rotated = q_ + kv_;
-    double inputs = qkv() + (is_view() ? 0.0 : q_);  // of attention
+    const bool tempers = options_.temperature.scale != 0.0, has_views = is_view() && !tempers;
+    double inputs = qkv() + (has_views ? 0.0 : q_);  // of attention
     if (options_.qk_norm) {
       const double rows =
           sizes_.tokens * (options_.qk_norm_kind == HeadNormKind::all_heads ? 2.0 : heads_ + groups_);
@@ -68,14 +69,13 @@ class SelfAttentionCost {
       op.bytes += 3.0 * rotated;
       if (options_.qk_norm_kind == HeadNormKind::own_weight) op.saved += rotated;  // before the weights
     }
-    if (options_.temperature.scale != 0.0) op.saved += q_ / sizes_.element * 4.0;
     // Copies for every head take the place of keys and values; queries that are a view keep the projection.
     if (repeats_groups() && !recomputes())
-      inputs = (options_.qk_norm || !is_view() ? q_ : qkv()) + repeated();
+      inputs = (options_.qk_norm || !has_views ? q_ : qkv()) + repeated();
     if (copies()) inputs = qkv();
     op.saved += inputs;
-    if (!is_view()) op.bytes += 2.0 * q_;
-    op.forward_peak = op.saved + qkv();
+    if (!has_views) op.bytes += 2.0 * q_;
+    op.forward_peak = op.saved + qkv() + (tempers ? q_ / sizes_.element * 4.0 : 0.0);
     op.backward_peak = op.saved - inputs + sizes_.residual_stream + 2.0 * qkv();
     return op;
   }
@@ -116,7 +116,7 @@ class SelfAttentionCost {
 
   void add_scores(Operator& op) const {
     if (recomputes()) op.recompute_unit = 0;
-    const bool masks = batch_.segmented || options_.window > 0;
+    const bool masks = shape_.segments || options_.window > 0;
     op.bytes += 4.0 * scores();
     op.saved = (options_.dropout > 0.0 ? 2.0 * scores() : scores()) + (recomputes() ? repeated() : 0.0);
     op.forward_peak = op.saved + scores() + (masks ? scores() / sizes_.element / heads_ : 0.0) + 2.0 * q_;

@@ -5,27 +5,23 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
 
 #include "teratron/base/error.h"
 #include "teratron/comm/collectives.h"
 #include "teratron/device/device.h"
 #include "teratron/models/lora.h"
 #include "teratron/pipeline/executor.h"
+#include "teratron/train/engine/loss_counts.h"
 #include "teratron/train/engine/returned_losses.h"
 #include "teratron/train/graphs/graph_choice.h"
 #include "teratron/train/graphs/microbatch_graphs.h"
 
 namespace teratron {
 
-namespace {
-
-bool is_finite(const at::Tensor& tensor) {
+static bool is_finite(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   return at::isfinite(tensor).all().item<bool>();
 }
-
-}  // namespace
 
 TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
     : options_(options),
@@ -38,12 +34,7 @@ TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
                    .lora = options.lora}) {
   PipelineLayout& pipeline = options_.parallel.pipeline;
   if (pipeline.virtual_stages.empty()) pipeline = pipeline_layout({.layers = options.model.layers()});
-  if (options.per_token_loss && options.model.losses.size() > 1) {
-    throw config_error(
-        {.what = fmt::format("the model has {} losses, each with its own count", options.model.losses.size()),
-         .where = "--calculate-per-token-loss",
-         .fix = "Leave the flag out"});
-  }
+  if (options.per_token_loss) check_per_token_loss(options.model);
   const Group& stages = mesh.group(Axis::pp);
   TERATRON_ASSERT(pipeline.stages == stages.size);
   TensorParallel parallel{mesh.group(Axis::tp), options.parallel.sequence_parallel};
@@ -170,8 +161,9 @@ void TrainEngine::run_schedule_into(DeviceScalars& scalars, MicroBatchBuffer& ba
   DeviceScalars unused = args.own < args.microbatches ? zero_scalars() : scalars;
   // Gradients are averaged over the context-parallel ranks, of which each has a part of a loss.
   const auto parts = static_cast<double>(options_.per_token_loss ? 1 : mesh_.group(Axis::cp).size);
-  batches.set_auxiliary({args.scale.defined() && parts > 1.0 ? args.scale * parts : args.scale,
-                         options_.per_token_loss, scalars.layer_sums()});
+  const auto& [scale, counts] = args.factors;
+  batches.set_auxiliary({scale.defined() && parts > 1.0 ? scale * parts : scale, options_.per_token_loss,
+                         counts, scalars.layer_sums()});
   const auto forward = [&](const Action& action,
                            const std::vector<at::Tensor>& inputs) -> std::vector<at::Tensor> {
     Model& chunk = *chunks_[action.chunk];
@@ -194,7 +186,7 @@ void TrainEngine::run_schedule_into(DeviceScalars& scalars, MicroBatchBuffer& ba
       const bool counts = action.microbatch < args.own;
       const at::Tensor total = loss(chunk, output, batch, counts ? scalars : unused);
       if (args.return_logits) return_logits(chunk, output, batch, counts);
-      outputs.push_back(args.scale.defined() ? total * args.scale : total);
+      outputs.push_back(args.factors.scale.defined() ? total * args.factors.scale : total);
     }
     if (action.chunk == last_chunk) batches.drop(action.microbatch);
     return outputs;
@@ -236,26 +228,37 @@ at::Tensor TrainEngine::loss_scale(const StepInputs& inputs) const {
   return at::full({}, scale, at::TensorOptions().dtype(at::kDouble).device(options_.device));
 }
 
+TrainEngine::LossFactors TrainEngine::loss_factors(MicroBatchBuffer& batches,
+                                                   const StepInputs& inputs) const {
+  LossFactors factors{loss_scale(inputs), {}};
+  if (options_.per_token_loss && chunks_.back()->stage().head)
+    factors.counts = step_loss_counts(options_.model, batches, inputs.microbatches, mesh_.replicas());
+  return factors;
+}
+
 DeviceScalars TrainEngine::forward_backward(MicroBatchBuffer& batches, const StepInputs& inputs) {
   const auto timed = Timers::scope(options_.timers, "forward-backward", 1);
   const bool chosen = graphs_ && (!graph_choice_ || graph_choice_->replays());
   if (chosen && graphs_->begin_step()) return replay_graphs(batches, inputs);
   if (graphs_) graphs_->runs_eagerly(batches.at(0));
   DeviceScalars scalars = zero_scalars();
-  run_schedule_into(scalars, batches, {.microbatches = inputs.microbatches, .scale = loss_scale(inputs)});
+  run_schedule_into(scalars, batches,
+                    {.microbatches = inputs.microbatches, .factors = loss_factors(batches, inputs)});
   return scalars;
 }
 
 // Every micro-batch runs its own schedule.
 DeviceScalars TrainEngine::replay_graphs(MicroBatchBuffer& batches, const StepInputs& inputs) {
   buffers_->finish_param_gather();
-  if (!graph_state_) graph_state_ = {zero_scalars(), loss_scale(inputs)};
-  graph_state_->scale.copy_(loss_scale(inputs));
+  const LossFactors factors = loss_factors(batches, inputs);
+  if (!graph_state_) graph_state_ = {zero_scalars(), factors};
+  graph_state_->factors.scale.copy_(factors.scale);
+  if (factors.counts.defined()) graph_state_->factors.counts.copy_(factors.counts);
   graph_state_->scalars.values().zero_();
   const auto body = [this](const MicroBatch& batch) {
     MicroBatchBuffer one([&batch](int64_t) { return batch; }, /*training=*/true);
     run_schedule_into(graph_state_->scalars, one,
-                      {.scale = graph_state_->scale, .reduces = false, .captured = true});
+                      {.factors = graph_state_->factors, .reduces = false, .captured = true});
   };
   for (int64_t i = 0; i < inputs.microbatches; ++i) {
     graphs_->run(batches.at(i), i, body);
@@ -369,11 +372,10 @@ std::optional<TrainEngine::NonFinite> TrainEngine::find_nonfinite(const PendingS
   for (const auto& chunk : chunks_) chunk->set_activation_hook(look);
   buffers_->zero_grad();
   DeviceScalars scalars = zero_scalars();
-  MicroBatchBuffer batches([&](int64_t i) { return step.batches.at(static_cast<size_t>(i)); },
-                           /*training=*/true);
-  run_schedule_into(
-      scalars, batches,
-      {.microbatches = step.inputs.microbatches, .scale = loss_scale(step.inputs), .reduces = false});
+  MicroBatchBuffer batches([&](int64_t i) { return step.batches.at(static_cast<size_t>(i)); }, true);
+  const LossFactors factors = loss_factors(batches, step.inputs);
+  run_schedule_into(scalars, batches,
+                    {.microbatches = step.inputs.microbatches, .factors = factors, .reduces = false});
   for (const auto& chunk : chunks_) chunk->set_activation_hook(nullptr);
   if (!found && !is_finite(scalars.total_loss())) found = {.part = "the loss", .position = outputs};
   for (const Parameter& parameter : parameters_.all() | std::views::reverse) {  // in the order of backward

@@ -139,11 +139,15 @@ class TrainEngine {
   const EngineOptions& options() const { return options_; }
 
  private:
+  struct LossFactors {
+    at::Tensor scale;   // of each micro-batch's mean loss in backward
+    at::Tensor counts;  // AuxiliaryLosses::loss_counts
+  };
   struct ForwardBackwardArgs {
     int64_t microbatches = 1;
     bool training = true;
     int64_t own = std::numeric_limits<int64_t>::max();  // the first ones, whose losses are added
-    at::Tensor scale = {};                              // of each micro-batch's mean loss in backward
+    LossFactors factors = {};                           // none without backward
     bool reduces = true;                                // gradients over the replicas
     bool captured = false;                              // by a CUDA graph: no timers
     at::Tensor* logits = nullptr;                       // receives logits instead of computing losses
@@ -153,6 +157,8 @@ class TrainEngine {
   void run_schedule_into(DeviceScalars& scalars, MicroBatchBuffer& batches, const ForwardBackwardArgs& args);
   /// Forward and backward of a training step, by CUDA graphs after the warm-up.
   DeviceScalars forward_backward(MicroBatchBuffer& batches, const StepInputs& inputs);
+  /// With counts it reads all of the step's micro-batches.
+  LossFactors loss_factors(MicroBatchBuffer& batches, const StepInputs& inputs) const;
   DeviceScalars replay_graphs(MicroBatchBuffer& batches, const StepInputs& inputs);
   void set_up_graphs(const EngineOptions& options);
   /// This rank's vote on graphs for the step that was launched.
@@ -183,7 +189,7 @@ class TrainEngine {
   // Tensors that graphs read and write in addition to parameters and micro-batches.
   struct GraphState {
     DeviceScalars scalars;
-    at::Tensor scale;
+    LossFactors factors;
   };
   std::optional<GraphState> graph_state_;
   std::unique_ptr<MicrobatchGraphs> graphs_;   // null: none

@@ -271,6 +271,32 @@ TEST(Fp8Training, LossCurvesAreAsCloseToBf16AsThoseOfFp32) {
   }
 }
 
+// Projections to latents and from them.
+TEST(Fp8Latents, AreCloseToUnquantizedTrainingInEveryLayout) {
+  GPTConfig config = llama_config(fp8_sizes);
+  config.query_groups = config.heads;
+  config.kv_channels = 32;
+  config.latent = {.query_rank = 32,
+                   .kv_rank = 16,
+                   .rope_channels = 16,
+                   .v_channels = 16,
+                   .norm = NormOptions{.kind = NormKind::rms, .eps = 1e-6}};
+  const Fp8Options options{.history = 2, .most_recent = false};
+  const Fp8Outcome plain = train_in_fp8({.config = config, .fp8 = std::nullopt});
+  const Fp8Outcome serial = train_in_fp8({.config = config, .fp8 = options});
+  EXPECT_GT(distance(serial, plain), 1e-3);
+  EXPECT_LT(distance(serial, plain), 0.2);
+  EXPECT_TRUE(
+      serial.fp8_state.contains("fp8_scale.decoder.layers.1.self_attention.linear_kv_up_proj.weight"));
+  for (const Layout& layout : {Layout{.tp = 2}, Layout{.tp = 2, .sequence_parallel = true},
+                               Layout{.dp = 2, .sharded = true}, Layout{.cp = 2}}) {
+    SCOPED_TRACE(to_string(layout));
+    const Fp8Outcome parallel = train_in_fp8({.config = config, .layout = layout, .fp8 = options});
+    EXPECT_NEAR(parallel.losses.back(), serial.losses.back(), 1e-4 * serial.losses.back());
+    EXPECT_LT(distance(parallel, serial), 0.05);
+  }
+}
+
 // ---- Experts ----
 
 /// Layers without and with experts.
