@@ -13,6 +13,7 @@
 #include "teratron/cli/training_arguments.h"
 #include "teratron/comm/launch_env.h"
 #include "teratron/tasks/training_texts.h"
+#include "teratron/tokenizer/chat/chat_template.h"
 #include "teratron/train/classification/classification.h"
 #include "teratron/train/loop/pretrain.h"
 
@@ -70,6 +71,16 @@ std::string batch_line(const BatchRows& batch) {
                            batch.rows);
 }
 
+// The command that talks to what the finetuning wrote; "" where the model has no chat template.
+std::string chat_line(const Arguments& args, const Family& family) {
+  const bool chats = family.learns_conversations && family.name != "t5" && args.hf &&
+                     choose_chat_template(std::nullopt, *args.hf);
+  if (chats && args.hf_out) return fmt::format("talk to it: teratron chat --hf {}", *args.hf_out);
+  if (chats && args.lora_out)
+    return fmt::format("talk to it: teratron chat --hf {} --lora {}", *args.hf, *args.lora_out);
+  return "";
+}
+
 // With defaults for what the user left open.
 int run_with_defaults(std::vector<std::string> flags, std::span<const std::string> args,
                       const JobModel& model) {
@@ -85,7 +96,10 @@ int run_with_defaults(std::vector<std::string> flags, std::span<const std::strin
     if (launch.rank == 0 && given != std::to_string(rows.rows)) print_line(batch_line(rows));
     given = std::to_string(rows.rows);
   }
-  return run_finetuning(all, model);
+  const int code = run_finetuning(all, model);
+  const std::string next = chat_line(flag_arguments(all, model).args, model.family);
+  if (code == 0 && launch.rank == 0 && !next.empty()) print_line(next);
+  return code;
 }
 
 // An encoder: a classification head if the data have labels or the user asks for one, else masked words.

@@ -98,7 +98,7 @@ def test_first_loss_of_a_t5(form, tmp_path):
 def test_a_t5_learns_answers_and_keeps_bf16(tmp_path):
     folder = t5_folder(tmp_path / "t5", torch.bfloat16)
     data = write(tmp_path / "data.jsonl", list(pairs("prompt")) * 8)
-    run("finetune", "--hf", folder, "--data-path", data, "--num-train-epochs", 60, "--lr", "5e-3", "--seq-length", 16, "--decoder-seq-length", 8,
+    run("finetune", "--hf", folder, "--data-path", data, "--num-train-epochs", 40, "--lr", "5e-3", "--seq-length", 16, "--decoder-seq-length", 8,
         "--global-batch-size", 8, "--micro-batch-size", 8, "--hf-out", tmp_path / "out", "--device", "cpu")
     model = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "out", dtype="auto")
     assert {weights.dtype for weights in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.bfloat16}
@@ -173,7 +173,7 @@ def test_texts_teach_a_bert_masked_words(words, tmp_path):
     folder = bert_folder(tmp_path / "bert")
     data = write(tmp_path / "data.jsonl", [{"text": f"{animal} eat {food}"} for animal, food in FOODS.items()] * 30)
     named = [] if words == ["--hf"] else ["--seq-length", 32, "--micro-batch-size", 1, "--eval-iters", 0, "--split", "1,0,0"]
-    said = run("finetune", *words, folder, "--data-path", data, *named, "--num-train-epochs", 30, "--lr", "3e-3", "--global-batch-size", 10, "--micro-batch-size", 10,
+    said = run("finetune", *words, folder, "--data-path", data, *named, "--num-train-epochs", 16, "--lr", "4e-3", "--global-batch-size", 10, "--micro-batch-size", 10,
                "--log-interval", 20, "--hf-out", tmp_path / "out", "--device", "cpu")
     losses = [float(loss) for loss in re.findall(r"lm loss: ([0-9.E+-]+)", said)]
     assert losses[-1] < 0.5 < 2 < losses[0] and "sop loss" not in said, losses

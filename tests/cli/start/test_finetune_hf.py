@@ -54,6 +54,7 @@ def test_one_line_is_enough(model, tmp_path, form):
     assert ("--lr 1e-5" in done.stdout) == (form != "alpaca")
     assert len(re.findall(r"lm loss: ", done.stdout)) <= 40
     tuned = tmp_path / "Tiny-finetuned"
+    assert done.stdout.splitlines()[-1] == "talk to it: teratron chat --hf Tiny-finetuned"
     assert (tuned / "model.safetensors").exists() and json.loads((tuned / "tokenizer_config.json").read_text())["chat_template"] == TEMPLATE
     if form == "alpaca":
         said = "".join(QUESTION.format(animal) + "\n/new\n" for animal in FACTS)
