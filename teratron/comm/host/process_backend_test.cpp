@@ -58,9 +58,7 @@ TEST(ProcessBackend, NamesTheFirstOfSeveralMismatches) {
   std::vector<std::unique_ptr<Transport>> transports = connected_transports(2);
   ProcessBackend first(std::move(transports[0]), 1min), second(std::move(transports[1]), 1min);
   const auto one = first.group({0, 1}), other = second.group({0, 1});
-  const auto sum_of = [](int64_t count) {
-    return CollectiveFingerprint{"all_reduce(sum)", "fp32", {count}};
-  };
+  const auto sum_of = [](int64_t count) { return CollectiveFingerprint{"all_reduce(sum)", "fp32", {count}}; };
   for (int64_t i = 0; i < 2000; ++i) {  // more than the recorder keeps
     one->record(sum_of(i));
     other->record(sum_of(i));
