@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <torch/csrc/Exceptions.h>
 
 #include "teratron/base/error.h"
 #include "teratron/comm/torch_fault.h"
@@ -40,6 +41,15 @@ void raise(ExitCode code, const char* text, const std::vector<Problem>& problems
   PyErr_SetObject(type.ptr(), error.ptr());
 }
 
+// The exception that torch raises for it.
+PyObject* torch_class(const c10::Error& error) {
+  if (dynamic_cast<const c10::IndexError*>(&error)) return PyExc_IndexError;
+  if (dynamic_cast<const c10::ValueError*>(&error)) return PyExc_ValueError;
+  if (dynamic_cast<const c10::TypeError*>(&error)) return PyExc_TypeError;
+  if (dynamic_cast<const c10::NotImplementedError*>(&error)) return PyExc_NotImplementedError;
+  return PyExc_RuntimeError;
+}
+
 void translate(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);
@@ -49,8 +59,11 @@ void translate(const std::exception_ptr& thrown, void*) {
     raise(error.exit_code(), error.what(), {});
   } catch (const c10::Error& error) {
     const Fault fault = to_fault(error);
-    if (fault.exit_code() != ExitCode::out_of_memory) throw;  // a RuntimeError, as torch's own
-    raise(fault.exit_code(), fault.what(), {});
+    if (fault.exit_code() == ExitCode::out_of_memory) return raise(fault.exit_code(), fault.what(), {});
+    PyErr_SetString(torch_class(error), error.what_without_backtrace());
+  } catch (::python_error& error) {  // of a backward in Python, which may have set it already
+    if (!PyErr_Occurred()) error.restore();
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, error.what());
   }
 }
 

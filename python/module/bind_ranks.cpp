@@ -70,7 +70,16 @@ ReduceOp reduce_op(const std::string& name) {
                       .fix = "Use sum, max or min"});
 }
 
+// What the ranks can exchange.
+void check_tensor(const at::Tensor& tensor, int64_t least_dimensions = 0) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_meta())
+    throw nb::type_error("a collective takes a dense torch.Tensor with values");
+  if (tensor.dim() < least_dimensions)
+    throw nb::value_error("the collective takes a tensor of at least one dimension");
+}
+
 at::Tensor all_reduce(const Group& group, const at::Tensor& tensor, const std::string& op) {
+  check_tensor(tensor);
   const Door door;
   at::Tensor result = tensor.detach().clone(at::MemoryFormat::Contiguous);
   group.communicator->all_reduce(result, reduce_op(op)).wait();
@@ -84,6 +93,7 @@ std::vector<int64_t> with_rows(const at::Tensor& tensor, int64_t rows) {
 }
 
 at::Tensor all_gather(const Group& group, const at::Tensor& tensor) {
+  check_tensor(tensor, 1);
   const Door door;
   const at::Tensor mine = tensor.detach().contiguous();
   const at::Tensor all = at::empty(with_rows(mine, mine.size(0) * group.size), mine.options());
@@ -92,6 +102,7 @@ at::Tensor all_gather(const Group& group, const at::Tensor& tensor) {
 }
 
 at::Tensor reduce_scatter(const Group& group, const at::Tensor& tensor) {
+  check_tensor(tensor, 1);
   if (tensor.dim() == 0 || tensor.size(0) % group.size != 0) {
     throw config_error(
         {.what = fmt::format("dimension 0 is not divisible by the {} ranks of the group", group.size),
@@ -106,10 +117,23 @@ at::Tensor reduce_scatter(const Group& group, const at::Tensor& tensor) {
 }
 
 at::Tensor broadcast(const Group& group, const at::Tensor& tensor, int64_t root) {
+  check_tensor(tensor);
+  if (root < 0 || root >= group.size) {
+    throw config_error({.what = fmt::format("rank {} of a group of {}", root, group.size),
+                        .where = "root",
+                        .fix = "Use a rank of the group"});
+  }
   const Door door;
   at::Tensor result = tensor.detach().clone(at::MemoryFormat::Contiguous);
   group.communicator->broadcast(result, root).wait();
   return result;
+}
+
+int64_t dimension_of(const at::Tensor& tensor, int64_t dim) {
+  check_tensor(tensor, 1);
+  if (dim < -tensor.dim() || dim >= tensor.dim())
+    throw nb::index_error(fmt::format("dimension {} of a tensor that has {}", dim, tensor.dim()).c_str());
+  return dim < 0 ? dim + tensor.dim() : dim;
 }
 
 // Collectives whose backward is their adjoint (comm/collectives.h).
@@ -117,20 +141,27 @@ void bind_differentiable(nb::class_<Group>& group) {
   group
       .def("copy_to",
            [](const Group& self, const at::Tensor& x) {
+             check_tensor(x);
              const Entry entry;
              return copy_to(x, self);
            })
       .def("reduce_from",
            [](const Group& self, const at::Tensor& x) {
+             check_tensor(x);
              const Entry entry;
              return reduce_from(x, self);
            })
       .def("gather_from",
            [](const Group& self, const at::Tensor& x, int64_t dim) {
+             dim = dimension_of(x, dim);
              const Entry entry;
              return gather_from(x, dim, self);
            })
       .def("scatter_to", [](const Group& self, const at::Tensor& x, int64_t dim) {
+        dim = dimension_of(x, dim);
+        if (x.size(dim) % self.size != 0)
+          throw nb::value_error(
+              fmt::format("scatter_to(): {} rows for {} ranks", x.size(dim), self.size).c_str());
         const Entry entry;
         return scatter_to(x, dim, self);
       });

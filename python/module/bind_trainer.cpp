@@ -64,6 +64,13 @@ nb::dict to_python(const StepMetrics& metrics, const std::vector<std::string>& l
   return values;
 }
 
+// What a call of a trainer's method holds.
+struct Call {
+  Door door;
+  TrainerHandle::Turn turn;
+  explicit Call(TrainerHandle& self, Door::Log log = Door::Log::silent) : door(log), turn(self) {}
+};
+
 Split split_named(const std::string& name) {
   for (size_t i = 0; i < kSplitNames.size(); ++i) {
     if (name == kSplitNames[i]) return static_cast<Split>(i);
@@ -87,17 +94,23 @@ void construct(TrainerHandle* self, const Settings& settings, const std::shared_
 int train(TrainerHandle& self, const nb::object& on_step) {
   const Held held(on_step);
   const std::vector<std::string> losses = self.trainer().model().losses;
-  const Door door(Door::Log::printed);
+  const Call call(self, Door::Log::printed);
   return static_cast<int>(self.train([&](const StepMetrics& metrics) {
+    const TrainerHandle::Pause pause(self);
     const nb::gil_scoped_acquire gil;
     return nb::cast<bool>((*held)(to_python(metrics, losses)));
   }));
 }
 
 nb::list parameters(TrainerHandle& self) {
+  std::vector<std::pair<std::string, at::Tensor>> all;
+  {
+    const Call call(self);
+    for (const Parameter& parameter : self.finished_trainer().engine().parameters().all())
+      all.emplace_back(parameter.name, parameter.tensor.detach());
+  }
   nb::list pairs;
-  for (const Parameter& parameter : self.finished_trainer().engine().parameters().all())
-    pairs.append(nb::make_tuple(parameter.name, parameter.tensor.detach()));
+  for (const auto& [name, tensor] : all) pairs.append(nb::make_tuple(name, tensor));
   return pairs;
 }
 
@@ -121,21 +134,21 @@ void bind_checkpoints(TrainerClass& trainer) {
   trainer
       .def("load",
            [](TrainerHandle& self) {
-             const Door door;
+             const Call call(self);
              return self.load();
            })
       .def("save",
            [](TrainerHandle& self) {
-             const Door door;
+             const Call call(self);
              return self.save();
            })
       .def("load_from",
            [](TrainerHandle& self, const std::string& folder) {
-             const Door door;
+             const Call call(self);
              return self.load(folder);
            })
       .def("save_to", [](TrainerHandle& self, const std::string& folder) {
-        const Door door;
+        const Call call(self);
         self.save(folder);
       });
 }
@@ -144,26 +157,26 @@ void bind_steps(TrainerClass& trainer) {
   trainer.def("__init__", construct, nb::arg("settings"), nb::arg("rank"), nb::arg("hooks"))
       .def("step",
            [](TrainerHandle& self) {
-             const Door door;
+             const Call call(self);
              return self.step();
            })
       .def(
           "step_on",
           [](TrainerHandle& self, const std::optional<Tensors>& samples) {
-            const Door door;
+            const Call call(self);
             return self.step(samples);
           },
           nb::arg("samples").none())
       .def("finish_step",
            [](TrainerHandle& self) {
-             const Door door;
+             const Call call(self);
              self.finish_step();
            })
       .def("run_ahead", &TrainerHandle::run_ahead, nb::arg("on"))
       .def("evaluate",
            [](TrainerHandle& self, const std::string& split, int64_t steps) {
              const auto run = [&] {
-               const Door door;
+               const Call call(self);
                return self.evaluate(split_named(split), steps);
              };
              return to_python(run());
@@ -172,7 +185,7 @@ void bind_steps(TrainerClass& trainer) {
           "evaluate_on",
           [](TrainerHandle& self, const std::optional<Tensors>& samples) {
             const auto run = [&] {
-              const Door door;
+              const Call call(self);
               return self.evaluate(samples);
             };
             return to_python(run());
@@ -181,7 +194,7 @@ void bind_steps(TrainerClass& trainer) {
       .def(
           "logits",
           [](TrainerHandle& self, const std::optional<Tensors>& samples) {
-            const Door door;
+            const Call call(self);
             return self.logits(samples);
           },
           nb::arg("samples").none());
@@ -192,14 +205,14 @@ void bind_halves(TrainerClass& trainer) {
       .def(
           "compute_gradients",
           [](TrainerHandle& self, const std::optional<Tensors>& samples) {
-            const Door door;
+            const Call call(self);
             self.compute_gradients(samples);
           },
           nb::arg("samples").none())
       .def("update",
            [](TrainerHandle& self) {
              const auto run = [&] {
-               const Door door;
+               const Call call(self);
                return self.update();
              };
              return to_python(run());
@@ -207,7 +220,7 @@ void bind_halves(TrainerClass& trainer) {
       .def(
           "answers",
           [](TrainerHandle& self, const std::vector<std::string>& requests, std::optional<int64_t> seed) {
-            const Door door;
+            const Call call(self);
             return self.answers(requests, seed);
           },
           nb::arg("requests"), nb::arg("seed").none());
@@ -217,16 +230,16 @@ void bind_data(TrainerClass& trainer) {
   trainer.def("train", train, nb::arg("on_step"))
       .def("read",
            [](TrainerHandle& self, const std::string& split) {
-             const Door door;
+             const Call call(self);
              return self.read(split_named(split));
            })
       .def("average",
            [](TrainerHandle& self, const at::Tensor& tensor) {
-             const Door door;
+             const Call call(self);
              return self.finished_trainer().average(tensor);
            })
       .def("gather", [](TrainerHandle& self, const at::Tensor& tensor) {
-        const Door door;
+        const Call call(self);
         return self.finished_trainer().gather(tensor);
       });
 }
@@ -235,29 +248,29 @@ void bind_weights(TrainerClass& trainer) {
   trainer.def("parameters", parameters)
       .def("whole_parameters",
            [](TrainerHandle& self) {
-             const Door door;
+             const Call call(self);
              return whole_parameters(self.finished_trainer());
            })
       .def("gathered",
            [](TrainerHandle& self, const ParameterInfo& info) {
-             const Door door;
+             const Call call(self);
              return gathered(self.finished_trainer(), info);
            })
       .def("hf_tensors", hf_tensors)
       .def("assign",
            [](TrainerHandle& self, const std::string& name, const at::Tensor& whole) {
-             const Door door;
+             const Call call(self);
              assign(self.finished_trainer(), name, whole);
            })
       .def("finish_assignment", [](TrainerHandle& self) {
-        const Door door;
+        const Call call(self);
         finish_assignment(self.finished_trainer());
       });
 }
 
 void bind_state(TrainerClass& trainer) {
   trainer.def("checkpoint_config", &TrainerHandle::checkpoint_config)
-      .def("close", &TrainerHandle::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &TrainerHandle::close_in_turn, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("is_open", &TrainerHandle::is_open)
       .def_prop_ro("mesh",
                    [](TrainerHandle& self) {

@@ -29,6 +29,7 @@ const Tokenizer& Generator::tokenizer() const {
 
 std::vector<std::string> Generator::generate(const std::vector<std::string>& prompts,
                                              const std::vector<std::string>& flags) {
+  const std::lock_guard lock(calls_);
   tokenizer();
   const ParsedArguments call = parsed(flags);
   Arguments& args = job_.loaded.args;
@@ -64,6 +65,7 @@ at::Tensor Generator::logits(const at::Tensor& ids_BS) {
                       .where = "logits()",
                       .fix = "Give ids of the model's tokenizer"});
   }
+  const std::lock_guard lock(calls_);
   const at::AutoGradMode no_gradients(false);
   std::vector<at::Tensor> rows;
   for (int64_t row = 0; row < ids.size(0); ++row) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ class Generator {
 
  private:
   const Tokenizer& tokenizer() const;
+  std::mutex calls_;  // those of several threads follow one another
   Mesh mesh_;
   GenerateJob job_;
   Arguments given_;  // the settings before a call's

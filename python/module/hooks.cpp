@@ -49,6 +49,22 @@ LossTerm loss_term(nb::handle sum, nb::handle count, at::Device device) {
   return term;
 }
 
+// What the model finds in a batch beside tokens, such as places and numbers of samples, is the source's.
+void check_like(const MicroBatch& given, const std::optional<MicroBatch>& last) {
+  constexpr const char* wanted = "return the Batch of source.next(), or Batch.replace() of it";
+  if (!last) throw nb::value_error(fmt::format("get_batch() did not call source.next(): {}", wanted).c_str());
+  const auto is_like = [](const at::Tensor& a, const at::Tensor& b) {
+    if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+    return a.sizes() == b.sizes() && a.device() == b.device() && a.scalar_type() == b.scalar_type();
+  };
+  for (const auto& [name, tensor] : last->tensors) {
+    if (!is_like(given[name], tensor))
+      throw nb::value_error(fmt::format("get_batch(): {} is another column: {}", name, wanted).c_str());
+  }
+  if (given.sample_ids_B.defined() != last->sample_ids_B.defined())
+    throw nb::value_error(fmt::format("get_batch() returned another Batch: {}", wanted).c_str());
+}
+
 class PythonStep final : public TrainStep {
  public:
   PythonStep(const Held& object, size_t losses)
@@ -62,14 +78,18 @@ class PythonStep final : public TrainStep {
   MicroBatch get_batch(BatchSource& source, Padding padding) override {
     if (!get_batch_) return TrainStep::get_batch(source, padding);
     const nb::gil_scoped_acquire gil;
-    const nb::object view = nb::cast(Source{&source});
+    const nb::object view = nb::cast(Source{&source, {}});
+    struct End {
+      Source& view;
+      ~End() { view.source = nullptr; }
+    } const end{nb::cast<Source&>(view)};
     const nb::object result = (*get_batch_)(view);
-    nb::cast<Source&>(view).source = nullptr;
     PythonBatch* batch = nullptr;
     if (!nb::try_cast(result, batch) || !batch)
       throw nb::type_error(
           fmt::format("get_batch() returned a {}; return a Batch, as source.next() does", class_of(result))
               .c_str());
+    check_like(batch->batch, nb::cast<Source&>(view).last);
     return batch->batch;
   }
 
@@ -105,6 +125,10 @@ class PythonStep final : public TrainStep {
     if (several) {
       for (const nb::handle pair : nb::list(items[0])) {
         const nb::list both(pair);
+        if (both.size() != 2)
+          throw nb::type_error(
+              fmt::format("loss() returned {} values for a loss; return [(sum, count), ...]", both.size())
+                  .c_str());
         loss.losses.push_back(loss_term(both[0], both[1], device));
       }
     } else {
@@ -171,7 +195,8 @@ BertScores ModelOutput::bert_scores() const {
 
 MicroBatch Source::next() {
   if (!source) throw std::runtime_error("the source is gone: it is there during get_batch() alone");
-  return source->next();
+  last = source->next();
+  return *last;
 }
 
 std::unique_ptr<TrainStep> python_step(const Held& object, size_t losses) {
@@ -186,6 +211,10 @@ ParamGroupFunction python_param_groups(const Held& function) {
     for (const int64_t size : shape) sizes.append(size);
     const nb::object group = (*function)(name, nb::tuple(sizes));
     if (group.is_none()) return {};
+    if (!nb::hasattr(group, "weight_decay") || !nb::hasattr(group, "lr_mult"))
+      throw nb::type_error(
+          fmt::format("param_groups({}) returned a {}; return a ParamGroup or None", name, class_of(group))
+              .c_str());
     return {.weight_decay_mult = nb::cast<double>(nb::float_(group.attr("weight_decay"))),
             .lr_mult = nb::cast<double>(nb::float_(group.attr("lr_mult")))};
   };

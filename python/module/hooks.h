@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,7 @@ class ModelOutput {
 /// Where a get_batch() takes micro-batches from, until that returns.
 struct Source {
   BatchSource* source;
+  std::optional<MicroBatch> last;
   MicroBatch next();
 };
 

@@ -43,6 +43,13 @@ class PythonModel final : public Model {
       take(nb::cast<std::string>(pair[0]), pair[1], part);
   }
 
+  // A detached output would train nothing.
+  static void check_gradient(const at::Tensor& output) {
+    if (at::GradMode::is_enabled() && !output.requires_grad())
+      throw nb::value_error(
+          "the losses of the model's forward() depend on none of its parameters (were they detached?)");
+  }
+
   Activations forward(const Activations& input, const MicroBatch& batch, LayerStates*) override {
     const nb::gil_scoped_acquire gil;
     nb::dict values;
@@ -54,6 +61,7 @@ class PythonModel final : public Model {
     if (!nb::try_cast(result, output) || !output.defined())
       throw nb::type_error("the model's forward() must return a tensor");
     if (!stage().head) return {{"hidden", checked(output, batch, 3)}};
+    check_gradient(output);
     return {{"losses", checked(output, batch, 2)}};
   }
 

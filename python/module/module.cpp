@@ -7,6 +7,7 @@
 NB_MODULE(_engine, module) {
   nanobind::set_leak_warnings(false);  // a trainer that a traceback still holds at the exit is not an error
   teratron::python::note_process();
+  module.def("keep", [](const nanobind::object& object) { object.inc_ref(); });  // indefinitely
   teratron::python::bind_errors(module);
   teratron::python::bind_settings(module);
   teratron::python::bind_ranks(module);

@@ -14,6 +14,8 @@ namespace teratron::python {
 
 namespace {
 
+thread_local bool in_dataset = false;  // lint: allow(global-state): of the thread
+
 at::ScalarType scalar_type_of(ColumnType type) {
   if (type == ColumnType::i64) return at::kLong;
   return type == ColumnType::i32 ? at::kInt : at::kFloat;
@@ -89,6 +91,31 @@ at::Tensor rows_of(const Tensors& columns, const Column& column, int64_t rows, c
   return values.detach().to(options.device(at::kCPU)).contiguous();
 }
 
+// Ids of tokens are of the vocabulary, labels where they have a loss.
+void check_ids(const Tensors& columns, const BatchSchema& schema, int64_t vocabulary,
+               const std::string& where) {
+  for (const Column& column : schema) {
+    if (column.kind == Column::Kind::items) return;  // ids stand for what is not of the vocabulary
+  }
+  for (const Column& column : schema) {
+    const bool is_sequence = column.kind == Column::Kind::sequence;  // not a sample's class
+    const bool is_label = (column.name == "labels" && is_sequence) || column.name == "masked_labels";
+    const auto found = columns.find(column.name);
+    if (found == columns.end() || !(is_label || column.name.ends_with("tokens"))) continue;
+    at::Tensor wrong = at::logical_or(found->second < 0, found->second >= vocabulary);
+    const auto mask = columns.find(column.name == "labels" ? "loss_mask" : "masked_loss_mask");
+    if (is_label && mask != columns.end() && mask->second.sizes() == wrong.sizes())
+      wrong = at::logical_and(wrong, mask->second.to(wrong.device()) != 0);
+    if (!wrong.any().item<bool>()) continue;
+    const auto id = found->second.masked_select(wrong)[0].item<int64_t>();
+    throw data_error(
+        {.what = fmt::format("{} has the id {}, and the vocabulary has {}", column.name, id, vocabulary),
+         .where = where,
+         .fix =
+             is_label ? "Give loss_mask 0 where nothing is predicted" : "Use the tokenizer of the settings"});
+  }
+}
+
 void copy_row(const at::Tensor& values, int64_t row, const Column& column, const Sample& sample) {
   const auto bytes = static_cast<size_t>(column.numel() * element_size(column.type));
   std::byte* to = nullptr;
@@ -124,8 +151,8 @@ Tensors stacked(const std::vector<Batch>& batches) {
   return tensors;
 }
 
-std::vector<Batch> unstacked(const Tensors& columns, const BatchSchema& schema, int64_t micro_batch_size,
-                             int64_t count) {
+std::vector<Batch> unstacked(const Tensors& columns, const BatchSchema& schema, const ItemShape& item) {
+  const int64_t rows_in_all = item.micro_batch_size * item.micro_batches;
   Tensors samples = columns;
   for (const Column& column : schema) {
     const auto found = samples.find(column.name);
@@ -133,7 +160,7 @@ std::vector<Batch> unstacked(const Tensors& columns, const BatchSchema& schema, 
     found->second = found->second.transpose(0, 1);
   }
   std::vector<Batch> batches;
-  for (int64_t i = 0; i < count; ++i) batches.emplace_back(schema, micro_batch_size);
+  for (int64_t i = 0; i < item.micro_batches; ++i) batches.emplace_back(schema, item.micro_batch_size);
   for (const Column& column : schema) {
     if (!column.is_read()) continue;
     if (column.kind == Column::Kind::items) {
@@ -141,26 +168,36 @@ std::vector<Batch> unstacked(const Tensors& columns, const BatchSchema& schema, 
                           .where = "the batch",
                           .fix = "Train from a dataset, whose samples say which are theirs"});
     }
-    const at::Tensor rows = rows_of(samples, column, micro_batch_size * count, "the batch");
-    for (int64_t row = 0; row < micro_batch_size * count; ++row)
-      copy_row(rows, row, column, batches[row / micro_batch_size].sample(row % micro_batch_size));
+    const at::Tensor rows = rows_of(samples, column, rows_in_all, "the batch");
+    for (int64_t row = 0; row < rows_in_all; ++row)
+      copy_row(rows, row, column, batches[row / item.micro_batch_size].sample(row % item.micro_batch_size));
   }
+  check_ids(samples, schema, item.vocabulary, "the batch");
   return batches;
 }
 
-PythonDataset::PythonDataset(Held object, BatchSchema schema, std::string split)
-    : object_(std::move(object)), schema_(std::move(schema)), split_(std::move(split)) {
+PythonDataset::PythonDataset(Held object, BatchSchema schema, std::string split, int64_t vocabulary)
+    : object_(std::move(object)),
+      schema_(std::move(schema)),
+      split_(std::move(split)),
+      vocabulary_(vocabulary) {
   size_ = static_cast<int64_t>(nb::len(*object_));
 }
 
 void PythonDataset::get(int64_t i, const Sample& sample) const {
   const std::string where = fmt::format("dataset[\"{}\"][{}]", split_, i);
   Tensors columns;
+  struct Called {
+    Called() { in_dataset = true; }
+    ~Called() { in_dataset = false; }
+  } const called;
   try {
     const nb::gil_scoped_acquire gil;
     columns = nb::cast<Tensors>(object_->attr("get")(i));
   } catch (const nb::python_error& error) {
-    throw data_error({.what = printable(error.what(), 2000), .where = where, .fix = "Correct the dataset"});
+    const nb::gil_scoped_acquire gil;
+    const auto text = nb::cast<std::string>(object_->attr("explained")(error.value()));
+    throw data_error({.what = printable(text, 2000), .where = where, .fix = "Correct the dataset"});
   }
   for (const Column& column : schema_) {
     if (column.kind == Column::Kind::items) copy_items(columns, column, sample, where);
@@ -170,6 +207,11 @@ void PythonDataset::get(int64_t i, const Sample& sample) const {
     if (column.is_read() && column.kind != Column::Kind::items)
       copy_row(rows_of(columns, column, 1, where), 0, column, sample);
   }
+  check_ids(columns, schema_, vocabulary_, where);
+}
+
+bool PythonDataset::is_called() {
+  return in_dataset;
 }
 
 std::string PythonDataset::describe() const {

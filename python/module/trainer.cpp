@@ -20,12 +20,12 @@ namespace teratron::python {
 
 namespace {
 
-std::shared_ptr<const Dataset> dataset_of(const Held& datasets, const char* split,
-                                          const BatchSchema& schema) {
+std::shared_ptr<const Dataset> dataset_of(const Held& datasets, const char* split, const BatchSchema& schema,
+                                          int64_t vocabulary) {
   const nb::gil_scoped_acquire gil;
   const nb::dict splits = nb::cast<nb::dict>(*datasets);
   if (!splits.contains(split)) return nullptr;
-  return std::make_shared<PythonDataset>(Held(nb::object(splits[split])), schema, split);
+  return std::make_shared<PythonDataset>(Held(nb::object(splits[split])), schema, split, vocabulary);
 }
 
 // Whether a step sees the columns of all pipeline stages on each.
@@ -43,6 +43,11 @@ Settings with_one_worker(const Settings& settings) {
 
 }  // namespace
 
+SplitReader::~SplitReader() {
+  const nb::gil_scoped_release released;
+  reader_ = nullptr;
+}
+
 std::optional<Tensors> SplitReader::next() {
   std::vector<Batch> batches;
   for (int64_t i = 0; i < micro_batches_; ++i) {
@@ -54,7 +59,7 @@ std::optional<Tensors> SplitReader::next() {
 }
 
 const Result& StepOutcome::result() const {
-  if (!result_) throw std::runtime_error("the step failed, so it has no result");
+  if (!is_known_) throw std::runtime_error("the step failed, so it has no result");
   return *result_;
 }
 
@@ -74,15 +79,28 @@ TrainerHandle::TrainerHandle(Settings settings, std::shared_ptr<Rank> rank, Hook
   }
   loop_ = std::make_unique<TrainLoop>(settings_.args(), *mesh_, signals_, JobModel{family_, registry_});
   runs_ahead_ = mesh_->world_size() == 1 && trainer().device().is_cuda();
-  close_at_end_ = std::make_shared<std::function<void()>>([this] { close(); });
+  close_at_end_ = std::make_shared<std::function<void()>>([this] { close_in_turn(); });
   rank_->at_end(close_at_end_);
 }
 
+// With the GIL, which threads of the data may wait for.
 TrainerHandle::~TrainerHandle() {
+  const nb::gil_scoped_release released;
   close();
 }
 
 void TrainerHandle::close() {
+  if (launched_ && launched_->outcome.use_count() > 1) {
+    try {
+      finish_step();
+    } catch (const std::exception&) {
+      // The result has no values, and says so.
+    }
+  }
+  {
+    const nb::gil_scoped_acquire gil;
+    is_closed_ = true;
+  }
   close_at_end_.reset();
   launched_.reset();
   source_.reset();
@@ -110,11 +128,12 @@ Family TrainerHandle::family_with(const Hooks& hooks) const {
   }
   if (!hooks.datasets) return family;
   family.datasets = [datasets = hooks.datasets, plan = family.plan](const DataRequest& request) {
-    const BatchSchema schema = plan(request.args, request.tokenizer.vocab_size()).batch;
+    const int64_t vocabulary = request.tokenizer.vocab_size();
+    const BatchSchema schema = plan(request.args, vocabulary).batch;
     Datasets splits;
     const auto make = [&](size_t i) -> std::shared_ptr<const Dataset> {
       const bool is_needed = request.samples[i].value_or(1) > 0;
-      return is_needed ? dataset_of(datasets, kSplitNames[i], schema) : nullptr;
+      return is_needed ? dataset_of(datasets, kSplitNames[i], schema, vocabulary) : nullptr;
     };
     splits.train = make(0);
     splits.valid = make(1);
@@ -125,7 +144,7 @@ Family TrainerHandle::family_with(const Hooks& hooks) const {
 }
 
 Trainer& TrainerHandle::trainer() {
-  if (loop_) return loop_->trainer();
+  if (loop_ && !is_closed_) return loop_->trainer();
   throw std::runtime_error("the trainer is closed");
 }
 
@@ -247,8 +266,9 @@ std::unique_ptr<BatchSource> TrainerHandle::source_of(Split split, const std::op
   }
   const BatchSize size = split == Split::train ? trainer.batch_size() : trainer.eval_batch_size();
   auto batches = std::make_shared<std::deque<Batch>>();
-  for (Batch& batch : unstacked(*samples, schema, trainer.args().micro_batch_size.value(), size.microbatches))
-    batches->push_back(std::move(batch));
+  const ItemShape item{trainer.args().micro_batch_size.value(), size.microbatches,
+                       trainer.tokenizer().vocab_size()};
+  for (Batch& batch : unstacked(*samples, schema, item)) batches->push_back(std::move(batch));
   return trainer.open(split, [batches]() -> std::optional<Batch> {
     if (batches->empty()) return std::nullopt;
     Batch batch = std::move(batches->front());
@@ -265,6 +285,9 @@ std::shared_ptr<StepOutcome> TrainerHandle::step(const std::optional<Tensors>& s
 }
 
 Result TrainerHandle::evaluate(Split split, int64_t steps) {
+  if (steps < 1)
+    throw config_error(
+        {.what = fmt::format("{} batches", steps), .where = "iters", .fix = "Give at least 1"});
   return guarded([&] {
     const std::unique_ptr<BatchSource> source = finished_trainer().open(split);
     return result_of(trainer().eval_step(*source, steps));
@@ -280,6 +303,7 @@ Result TrainerHandle::evaluate(const std::optional<Tensors>& samples) {
 }
 
 at::Tensor TrainerHandle::logits(const std::optional<Tensors>& samples) {
+  if (hooks_.model) throw std::runtime_error("a model of the program has losses alone, no logits");
   return guarded([&] {
     finish_step();
     const std::unique_ptr<BatchSource> source = source_of(Split::valid, samples);

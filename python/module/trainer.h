@@ -1,11 +1,15 @@
 // One rank's training, driven from Python (train/trainer.h, train/loop/train_loop.h).
 #pragma once
 
+#include <atomic>
+#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -39,13 +43,17 @@ struct Result {
 /// A step's result, which may be known later than step() returns.
 class StepOutcome {
  public:
-  bool is_known() const { return result_.has_value(); }
-  void set(Result result) { result_ = std::move(result); }
+  bool is_known() const { return is_known_; }
+  void set(Result result) {
+    result_ = std::move(result);
+    is_known_ = true;
+  }
   /// RuntimeError if the step failed after step() had returned.
   const Result& result() const;
 
  private:
   std::optional<Result> result_;
+  std::atomic<bool> is_known_{false};
 };
 
 /// Reads the samples that a split gives this data-parallel rank, a step at a time.
@@ -53,6 +61,10 @@ class SplitReader {
  public:
   SplitReader(BatchReader reader, int64_t micro_batches)
       : reader_(std::move(reader)), micro_batches_(micro_batches) {}
+  /// With the GIL, which its threads may wait for.
+  ~SplitReader();
+  SplitReader(const SplitReader&) = delete;
+  SplitReader& operator=(const SplitReader&) = delete;
   /// See stacked(); nothing at the end of the data.
   std::optional<Tensors> next();
 
@@ -64,6 +76,30 @@ class SplitReader {
 /// All functions but the getters are collective over the mesh. After close() they throw RuntimeError.
 class TrainerHandle {
  public:
+  /// A call at work, with the GIL released. Calls of other threads wait for their turn. RuntimeError in a
+  /// hook of the call that has it, and in a dataset, for which a step may wait.
+  class Turn {
+   public:
+    explicit Turn(TrainerHandle& trainer);
+    ~Turn();
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    TrainerHandle& trainer_;
+  };
+  /// A callback of train(), which may call all but close().
+  class Pause {
+   public:
+    explicit Pause(TrainerHandle& trainer);
+    ~Pause();
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+
+   private:
+    TrainerHandle& trainer_;
+  };
+
   /// With the GIL released.
   TrainerHandle(Settings settings, std::shared_ptr<Rank> rank, Hooks hooks);
   ~TrainerHandle();
@@ -100,9 +136,12 @@ class TrainerHandle {
   /// Answers of the model as it is to requests, objects of JSON (generate/json/request_json.h), as such
   /// objects with prompt_tokens; `seed`: of those without, in place of --seed. UserError(config, data).
   std::vector<std::string> answers(const std::vector<std::string>& requests, std::optional<int64_t> seed);
+  /// Finishes what is under way. With the GIL released.
   void close();
+  /// In turn. RuntimeError in a callback of train().
+  void close_in_turn();
 
-  bool is_open() const { return loop_ != nullptr; }
+  bool is_open() const { return !is_closed_; }
   /// For what does not depend on the outcome of the last step.
   Trainer& trainer();
   /// After finish_step().
@@ -114,6 +153,8 @@ class TrainerHandle {
   std::string checkpoint_config();
 
  private:
+  void begin_turn();
+  void end_turn();
   Family family_with(const Hooks& hooks) const;
   /// Does `work`. If that fails, the data is read again from where the last step ended, and other processes
   /// end.
@@ -143,6 +184,11 @@ class TrainerHandle {
   bool runs_ahead_ = false;
   std::unique_ptr<LiveModel> live_;
   bool has_trained_ = false;
+  std::mutex turns_;
+  std::condition_variable turn_ended_;
+  std::thread::id worker_;  // has the turn
+  int64_t pauses_ = 0;
+  bool is_closed_ = false;  // under the GIL
   std::shared_ptr<std::function<void()>> close_at_end_;
 };
 

@@ -1,7 +1,9 @@
 """Settings, and what a training with them needs."""
 import json
 import pathlib
+import re
 
+from ._errors import ConfigError
 from ._load import engine
 
 _FIELDS = {name: (is_boolean, off) for name, is_boolean, off in engine.fields()}
@@ -50,7 +52,10 @@ class Config:
 
     def __init__(self, flags=(), *, program="gpt", world_size=None, **fields):
         ranks = engine.launched_ranks() if world_size is None else world_size
-        self._settings = engine.Settings(program, [*map(str, flags), *flags_of(fields)], ranks)
+        try:
+            self._settings = engine.Settings(program, [*map(str, flags), *flags_of(fields)], ranks)
+        except ConfigError as error:
+            raise _by_names(error, fields) from None
         self._values = json.loads(self._settings.json())
 
     @classmethod
@@ -67,6 +72,9 @@ class Config:
         if values is None or name not in values:
             raise AttributeError(f"'{name}' is not a setting")
         return values[name]
+
+    def __reduce__(self):
+        return _restored, (self.flags(), self.program, self.world_size)
 
     def __dir__(self):
         return [*super().__dir__(), *self._values]
@@ -107,6 +115,22 @@ class Config:
         return Config(self.flags(), program=self.program, world_size=self.world_size, **fields)
 
 
+def _by_names(error, fields):
+    """The error, with the names that were given, or should have been, in place of the flags that are unknown."""
+    def named(text):
+        return re.sub(r"--([a-z0-9-]+)", lambda found: found[1].replace("-", "_"), text.replace("--help", "docs/flags.md"))
+
+    unknown = {"--" + name.replace("_", "-") for name in fields if name not in _FIELDS}
+    problems = [tuple(map(named, problem)) if problem[1] in unknown else problem for problem in error.problems]
+    lines = [f"{where}: {what}. {fix}" for what, where, fix in problems if (what, where, fix) not in error.problems]
+    kept = [line for line in str(error).split("\n") if not any(line.startswith(f"{flag}: ") for flag in unknown)]
+    return ConfigError("\n".join([*lines, *kept]), problems, error.exit_code) if lines else error
+
+
+def _restored(flags, program, world_size):
+    return Config(flags, program=program, world_size=world_size)
+
+
 def plan(config, gpu_memory=None):
     """The memory of a rank of each pipeline stage, by arithmetic; nothing is allocated.
 
@@ -124,7 +148,6 @@ def plan(config, gpu_memory=None):
     Example:
         [stage["on_gpu"] / 2**30 for stage in teratron.plan(config)]
     """
-    from ._errors import ConfigError
     if config.micro_batch_size is None:
         problem = ("micro_batch_size is not set", "micro_batch_size", "Give Config the samples per forward pass")
         raise ConfigError(f"{problem[1]}: {problem[0]}. {problem[2]}", [problem])

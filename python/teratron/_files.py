@@ -2,6 +2,8 @@
 import json
 import pathlib
 
+import torch
+
 from ._config import flags_of
 from ._load import engine
 
@@ -104,6 +106,7 @@ class LanguageModel:
         Raises:
             ConfigError: an option that is invalid or unknown, or a prompt without tokens.
         """
+        _check_prompts(prompts)
         return self._generator.generate(list(prompts), flags_of({**self._options, **options}))
 
     def logits(self, ids):
@@ -118,7 +121,12 @@ class LanguageModel:
         Raises:
             DataError: ids outside of the vocabulary, or more than the model has positions.
         """
-        return self._generator.logits(ids)
+        return self._generator.logits(torch.as_tensor(ids))
+
+
+def _check_prompts(prompts):
+    if isinstance(prompts, str):
+        raise TypeError("prompts is a text; give a list of texts, [prompt]")
 
 
 def generate(checkpoint, prompts, **options):
@@ -136,6 +144,7 @@ def generate(checkpoint, prompts, **options):
     Example:
         teratron.generate("run", ["1 2 3"], max_new_tokens=5, greedy=True, device="cpu")
     """
+    _check_prompts(prompts)
     loading = {name: options[name] for name in ("device", "bf16", "fp16", "ckpt_step") if name in options}
     return LanguageModel(checkpoint, **loading).generate(prompts, **options)
 
@@ -244,11 +253,16 @@ class IndexedDatasetWriter:
 
     def add(self, tokens):
         """Appends a sequence of ids to the current document."""
-        self._builder.add_sequence(list(map(int, tokens)))
+        self._open().add_sequence(list(map(int, tokens)))
 
     def end_document(self):
         """Ends the current document."""
-        self._builder.end_document()
+        self._open().end_document()
+
+    def _open(self):
+        if self._builder is None:
+            raise ValueError("the writer is closed")
+        return self._builder
 
     def close(self):
         """Completes the files."""

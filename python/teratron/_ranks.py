@@ -1,5 +1,7 @@
 """Ranks of a job: processes that a launcher started, or threads of this one."""
 import contextlib
+import operator
+import os
 import signal
 import sys
 import threading
@@ -64,11 +66,12 @@ def _host_config():
 
 def _fail_with_uncaught_exceptions(world):
     """The other ranks stop at once, with the reason, instead of waiting for a rank that is gone."""
-    before = sys.excepthook
+    before, process = sys.excepthook, os.getpid()
 
     def hook(kind, error, traceback):
         before(kind, error, traceback)
-        world._rank.fail(f"rank {world.rank} failed: {kind.__name__}: {error}")
+        if os.getpid() == process:  # not in a child of fork()
+            world._rank.fail(f"rank {world.rank} failed: {kind.__name__}: {error}")
 
     sys.excepthook = hook
 
@@ -92,6 +95,9 @@ def run_ranks(n, f):
     Returns:
         A list with the result of f on each rank.
     """
+    n = operator.index(n)
+    if n < 1 or not callable(f):
+        raise ValueError(f"run_ranks takes a number of ranks of at least 1 and a function, not {n} and a {type(f).__name__}")
     results = [None] * n
     failure = []
     ended = threading.Event()

@@ -1,6 +1,8 @@
 """The whole weights of a training, by the names of checkpoints or of Hugging Face."""
 import torch
 
+from ._errors import DataError
+
 
 def teratron_state(trainer):
     for info in trainer.whole_parameters():
@@ -37,7 +39,7 @@ def assigned(trainer, state, format):
         if name not in missing:
             raise KeyError(f"the model has no parameter {name}, or it was given before")
         missing.discard(name)
-        trainer.assign(name, tensor.detach())
+        trainer.assign(name, torch.as_tensor(tensor).detach())
     if missing:
         raise KeyError(f"missing: {', '.join(sorted(missing))}")
     trainer.finish_assignment()
@@ -49,9 +51,10 @@ def _joined(trainer, infos, state):
         for name, shape, transposed in sources:
             if name not in state:
                 raise KeyError(f"missing: {name}")
-            part = state[name].detach()
+            part = torch.as_tensor(state[name]).detach()
             if list(part.shape) != list(shape):
-                raise KeyError(f"{name} has the shape {list(part.shape)}, not {list(shape)}")
+                what = f"{name} has the shape {list(part.shape)}, not {list(shape)}"
+                raise DataError(f"load_state_dict(): {what}", [(what, "load_state_dict()", "Give the tensors of the same model")])
             parts.append(part.t() if transposed else part)
         whole = torch.empty(info.shape, dtype=parts[0].dtype)
         for source, row, our_row, rows in slices:

@@ -1,4 +1,6 @@
 """Hooks of a training, and what they see."""
+import inspect
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -28,6 +30,7 @@ class Batch(Mapping):
 
     def __init__(self, columns):
         if not isinstance(columns, engine.Batch):
+            _check_names(columns)
             columns = engine.Batch({name: _host_tensor(value) for name, value in columns.items()})
         object.__setattr__(self, "_batch", columns)
 
@@ -51,6 +54,9 @@ class Batch(Mapping):
     def __repr__(self):
         return f"Batch({', '.join(f'{name}: {list(self[name].shape)}' for name in self)})"
 
+    def __reduce__(self):
+        return Batch, (dict(self),)  # its columns alone
+
     @property
     def sample_ids(self):
         """int64 [B]: the samples' places in the whole training; None outside of hooks."""
@@ -71,11 +77,20 @@ class Batch(Mapping):
         Example:
             return batch.replace(tokens=torch.where(noise, mask_id, batch.tokens))
         """
+        for name, value in columns.items():
+            if not isinstance(value, torch.Tensor):
+                raise TypeError(f"{name} is a {type(value).__name__}, not a torch.Tensor")
         return Batch(self._batch.replaced(columns))
 
 
 def _host_tensor(value):
     return value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+
+
+def _check_names(columns):
+    for name in columns:
+        if not isinstance(name, str):
+            raise TypeError(f"names of columns are texts, and {name!r} is a {type(name).__name__}")
 
 
 @dataclass(frozen=True)
@@ -220,15 +235,28 @@ class EngineStep:
     """A train step as the engine calls it."""
 
     def __init__(self, step):
-        self.metrics = list(getattr(step, "metrics", ()))
+        hooks = ("get_batch", "forward_step", "loss")
+        if not any(callable(getattr(step, name, None)) for name in hooks):
+            raise TypeError(f"train_step is a {type(step).__name__}, which has none of {', '.join(hooks)}: derive from "
+                            "teratron.TrainStep, or give a function loss(losses, batch)")
+        self.metrics = getattr(step, "metrics", ())
+        if isinstance(self.metrics, str) or not all(isinstance(name, str) for name in self.metrics):
+            raise TypeError(f"metrics = {self.metrics!r} of the train step is not a tuple of names: (\"name\",)")
+        self.metrics = list(self.metrics)
         self.all_columns = bool(getattr(step, "all_columns", False))
         self.get_batch = self.forward_step = None
         if _overrides(step, "get_batch"):
-            self.get_batch = lambda source: step.get_batch(_Source(source))._batch
+            self.get_batch = lambda source: _engine_batch(step.get_batch(_Source(source)))
         if _overrides(step, "forward_step"):
             self.forward_step = lambda model, batch: step.forward_step(model, Batch(batch))
         elif _overrides(step, "loss"):
             self.forward_step = lambda model, batch: step.loss(model.token_losses(), Batch(batch))
+
+
+def _engine_batch(batch):
+    if not isinstance(batch, Batch):
+        raise TypeError(f"get_batch() returned a {type(batch).__name__}; return a Batch, as source.next() does")
+    return batch._batch
 
 
 def _overrides(step, name):
@@ -258,6 +286,7 @@ def samples_for_engine(item):
         return None
     if not isinstance(item, Mapping):
         raise TypeError(f"a step takes an item of batches(), or columns by name, not a {type(item).__name__}")
+    _check_names(item)
     return {name: _host_tensor(item[name]) for name in item}
 
 
@@ -274,9 +303,33 @@ class EngineDataset:
         return len(self._dataset)
 
     def get(self, i):
-        sample = {name: torch.as_tensor(value) for name, value in self._dataset[i].items()}
+        sample = self._dataset[i]
+        if not isinstance(sample, Mapping):
+            raise TypeError(f"the sample is a {type(sample).__name__}, not a dict of columns by name")
+        _check_names(sample)
+        sample = {name: torch.as_tensor(value) for name, value in sample.items()}
         text = sample.pop("text", None)
         if text is not None:
             sample.setdefault("tokens", text[:-1])
             sample.setdefault("labels", text[1:])
         return sample
+
+    @staticmethod
+    def explained(error):
+        """What was raised, and where."""
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+        return f"{type(error).__name__}: {error}{place}"
+
+
+def check_hooks(dataset, callbacks):
+    """TypeError, ValueError for what Trainer cannot call."""
+    if dataset is not None:
+        if not isinstance(dataset, Mapping):
+            raise TypeError(f"dataset is a {type(dataset).__name__}, not a dict of splits: {{'train': object}}")
+        unknown = set(dataset) - {"train", "valid", "test"}
+        if unknown:
+            raise ValueError(f"dataset has {', '.join(map(repr, unknown))}; its splits are 'train', 'valid' and 'test'")
+    for callback in callbacks:
+        if inspect.isclass(callback) or not hasattr(callback, "on_step"):
+            raise TypeError(f"callbacks has {callback!r}, not an object of teratron.Callback")

@@ -1,6 +1,7 @@
 """Training, step by step or as a whole."""
 import inspect
 import json
+import os
 import time
 
 import torch
@@ -13,7 +14,7 @@ from ._model import StageMaker
 from ._progress import Progress
 from ._ranks import Mesh, World
 from ._state import assigned, hf_state, teratron_state
-from ._steps import Batch, EngineDataset, EngineStep, LossFunction, StepResult, TrainStep, samples_for_engine
+from ._steps import Batch, EngineDataset, EngineStep, LossFunction, StepResult, TrainStep, check_hooks, samples_for_engine
 
 
 class Trainer(Progress):
@@ -34,7 +35,8 @@ class Trainer(Progress):
         world: a World of run_ranks(); None: the process's, World.join().
 
     All methods are collective: every rank calls them in the same order. Hooks may raise anything; it leaves the method as
-    it is. Ctrl-C raises KeyboardInterrupt between steps. A Trainer is closed with `with`, close(), or at the end of the
+    it is. Threads take turns, and hooks may not call methods of their trainer; callbacks may, but close(). Ctrl-C raises
+    KeyboardInterrupt between steps, a second one within a hook. A Trainer is closed with `with`, close(), or at the end of the
     process; until then it holds its memory, and the lock of the folder save=.
 
     Raises:
@@ -58,11 +60,14 @@ class Trainer(Progress):
             raise TypeError(f"config is a {type(config).__name__}, not a teratron.Config")
         self.config = config
         self.callbacks = list(callbacks)
+        if world is not None and not isinstance(world, World):
+            raise TypeError(f"world is a {type(world).__name__}, not a teratron.World")
         self.world = world if world is not None else World.join(config)
         if self.world.size != config.world_size:
             problem = (f"the settings are for {config.world_size} ranks, and the world has {self.world.size}",
                        "world_size", f"Give Config world_size={self.world.size}")
             raise ConfigError(f"{problem[1]}: {problem[0]}. {problem[2]}", [problem])
+        check_hooks(dataset, self.callbacks)
         self._step = self._made(train_step, train_step_kwargs or {})
         hooks = {}
         if self._step is not None:
@@ -80,6 +85,8 @@ class Trainer(Progress):
 
     def _made(self, step, kwargs):
         if step is None:
+            if kwargs:
+                raise TypeError("train_step_kwargs are given, and no train_step")
             return None
         adapt = getattr(step, "adapted_for", None)
         if adapt is not None:  # a class of teratron.accelerate
@@ -97,7 +104,7 @@ class Trainer(Progress):
         self.close()
 
     def close(self):
-        """Frees the model and the data, and waits for a save that is under way. Later calls do nothing."""
+        """Frees the model and the data, and waits for a save and a step that are under way. Later calls do nothing."""
         self._engine.close()
 
     # ---- Steps ----
@@ -116,9 +123,11 @@ class Trainer(Progress):
         Example:
             trainer.step(); trainer.step({"tokens": tokens, "labels": labels})
         """
+        if len(item) > 1:
+            raise TypeError(f"step() takes an item of batches() or nothing, not {len(item)} arguments")
         start = time.perf_counter()
         with deferred_interrupt():
-            outcome = self._engine.step() if not item else self._engine.step_on(samples_for_engine(*item))
+            outcome = self._engine.step_on(samples_for_engine(item[0])) if item else self._engine.step()
         if outcome.is_known:
             return StepResult(**{**outcome.values(), "seconds": time.perf_counter() - start})
         return StepResult.awaited(lambda: self._values_of(outcome))
@@ -218,7 +227,11 @@ class Trainer(Progress):
             trainer.step(next(batches) if batches is not None else None)
         """
         reader = self._engine.read(split)
-        return None if reader is None else self._read(reader)
+        if reader is None:
+            return None
+        batches = self._read(reader)
+        close_at_exit(batches)
+        return batches
 
     @staticmethod
     def _read(reader):
@@ -261,6 +274,8 @@ class Trainer(Progress):
         Example:
             trainer.generate(["1 2 3"], max_new_tokens=5, top_k=1)[0]["text"]
         """
+        if isinstance(prompts, str):
+            raise TypeError("prompts is a text; give a list of texts, [prompt]")
         return self._generate([{"prompt" if isinstance(prompt, str) else self._ids_name: _plain(prompt), **options}
                                for prompt in prompts], seed)
 
@@ -289,7 +304,7 @@ class Trainer(Progress):
             if not trainer.load(): print("from scratch")
         """
         self._has_loaded = True
-        return self._engine.load() if folder is None else self._engine.load_from(str(folder))
+        return self._engine.load() if folder is None else self._engine.load_from(os.fsdecode(folder))
 
     def save(self, folder=None):
         """Saves to the folder save=, complete when it returns.
@@ -310,7 +325,7 @@ class Trainer(Progress):
         if folder is None:
             folder = self._engine.save()
         else:
-            self._engine.save_to(folder := str(folder))
+            self._engine.save_to(folder := os.fsdecode(folder))
         for callback in self.callbacks:
             callback.on_save(self, folder)
         return folder
@@ -351,7 +366,8 @@ class Trainer(Progress):
             format: as for state_dict().
 
         Raises:
-            KeyError: names that are missing or that the model does not have. The weights are then changed in part.
+            KeyError: names that are missing, or for "teratron" that the model does not have; for "hf" others are ignored, such
+                as those of tied weights. The weights are then changed in part.
             DataError: another shape.
 
         Example:

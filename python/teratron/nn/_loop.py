@@ -1,7 +1,7 @@
 """What a training loop needs beside layers."""
 import json
 
-from .._load import engine
+from .._load import close_at_exit, engine
 from .._steps import Batch, EngineDataset
 
 
@@ -183,11 +183,18 @@ class Batches:
     def __init__(self, dataset, mesh, *, seq_length, micro_batch_size, consumed_samples=0, device="cpu"):
         data = dataset._dataset if isinstance(dataset, MockGPTDataset) else EngineDataset(dataset, "train")
         self._reader = engine.SampleReader(data, mesh._mesh, str(device), [seq_length, micro_batch_size, consumed_samples])
+        close_at_exit(self)
+
+    def close(self):
+        """Ends the reading; done at the end of the process."""
+        self._reader = None
 
     def __iter__(self):
         return self
 
     def __next__(self):
+        if self._reader is None:
+            raise StopIteration
         return Batch(self._reader.next())
 
 
