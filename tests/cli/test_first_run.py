@@ -34,7 +34,7 @@ def test_a_missing_model_is_one_message():
 
 
 @pytest.mark.parametrize("command, says", [
-    ("pretrain_vlm.py", "'vlm' is not a known model. Use one of: gpt"),
+    ("pretrain_blip.py", "'blip' is not a known model. Use one of: gpt"),
     ("train.py", "Use `teratron pretrain gpt FLAGS...`"),
     ("torchrun", "Use `teratron launch --nproc-per-node N -- pretrain gpt FLAGS...`"),
     ("pretain", "Did you mean pretrain?"),

@@ -339,7 +339,7 @@ def test_other_programs(checkpoint, files, tmp_path):
                "--tokenizer_name", "gpt2", "--prompt", "The cat", "--max-new-tokens", "2", "--device", "cpu", cwd=tmp_path)
     assert "no effect: --tokenizer_name gpt2" in done.stderr
     message(run("tools/run_text_generation_server.py", "--load", tmp_path / "none", "--port", free_port(), cwd=tmp_path, code=4), "none")
-    message(run("pretrain_vlm.py", cwd=tmp_path, code=2), "'vlm' is not a known model")
+    message(run("pretrain_blip.py", cwd=tmp_path, code=2), "'blip' is not a known model")
     message(run("pretrain_ict.py", cwd=tmp_path, code=2), "there are no retrieval models (ICT, REALM, ORQA)")
     message(run("launch", "--nproc_per_node", "2", "pretrain_retro.py", cwd=tmp_path, code=2), "there are no Retro models")
 
