@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "teratron/models/transformer/image_patches.h"
 #include "teratron/models/transformer/layer_context.h"
 #include "teratron/models/transformer/select_positions.h"
 #include "teratron/models/transformer/transformer_branches.h"
@@ -11,17 +12,6 @@ namespace teratron {
 namespace {
 
 constexpr double unlikely = -10.0;  // Megatron-LM's bias of each class before pretraining
-
-// [S - 1, B, channels * patch^2] of whole patches; columns are channel, line, column.
-at::Tensor patches_of(const at::Tensor& pixels_BCHW, int64_t patch) {
-  const int64_t images = pixels_BCHW.size(0), channels = pixels_BCHW.size(1);
-  const int64_t lines = pixels_BCHW.size(2) / patch, columns = pixels_BCHW.size(3) / patch;
-  return pixels_BCHW.narrow(2, 0, lines * patch)
-      .narrow(3, 0, columns * patch)
-      .reshape({images, channels, lines, patch, columns, patch})
-      .permute({2, 4, 0, 1, 3, 5})
-      .reshape({lines * columns, images, channels * patch * patch});
-}
 
 }  // namespace
 
@@ -78,7 +68,7 @@ void Vit::create_head(const StageContext& part) {
 
 at::Tensor Vit::embed(const MicroBatch& batch, const LayerContext& context) {
   const at::Tensor patches_SBP =
-      patches_of(batch["pixel_values"].to(patches_.weight->tensor.scalar_type()), config_.patch);
+      image_patches(batch["pixel_values"].to(patches_.weight->tensor.scalar_type()), config_.patch);
   at::Tensor x_SBH =
       at::linear(patches_SBP, autograd_tensor(*patches_.weight).flatten(1), autograd_tensor(*patches_.bias));
   x_SBH = at::cat({autograd_tensor(*class_token_).expand({1, x_SBH.size(1), x_SBH.size(2)}), x_SBH});

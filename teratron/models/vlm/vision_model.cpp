@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "teratron/models/transformer/image_patches.h"
 #include "teratron/models/transformer/transformer_branches.h"
 
 namespace teratron {
@@ -94,14 +95,9 @@ void VisionModel::create_unused(const Scope& scope, const StageContext& part) {
 }
 
 at::Tensor VisionModel::embed(const at::Tensor& pixels_NCHW) {
-  const int64_t images = pixels_NCHW.size(0), p = config_.patch, columns = config_.columns();
-  const int64_t lines = config_.patches() / columns, width = config_.channels * p * p;
-  const at::Tensor patches_SNP = pixels_NCHW.to(patch_weight_->tensor.options().requires_grad(false))
-                                     .narrow(2, 0, lines * p)
-                                     .narrow(3, 0, columns * p)
-                                     .reshape({images, config_.channels, lines, p, columns, p})
-                                     .permute({2, 4, 0, 1, 3, 5})
-                                     .reshape({lines * columns, images, width});
+  const int64_t images = pixels_NCHW.size(0);
+  const at::Tensor patches_SNP =
+      image_patches(pixels_NCHW.to(patch_weight_->tensor.options().requires_grad(false)), config_.patch);
   at::Tensor x_SNH = at::matmul(patches_SNP, autograd_tensor(*patch_weight_).flatten(1).t());
   if (patch_bias_) x_SNH = x_SNH + autograd_tensor(*patch_bias_);
   if (class_token_)
