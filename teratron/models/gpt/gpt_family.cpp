@@ -76,19 +76,16 @@ Datasets sft_datasets(const DataRequest& request) {
   const Arguments& args = request.args;
   const ChatTemplate chat = chat_template_of(args).with_marks(marks_of(request.tokenizer));
   const bool learns_all = args.sft_tokenizer_prompt_format == "default";
-  return build_sft_datasets(
-      {.sources = data_sources(request),
-       .sequence_length = args.seq_length.value(),
-       .seed = static_cast<uint32_t>(args.seed),
-       .packing = args.sft_packing == "lines" ? SftPacking::lines : SftPacking::best_fit,
-       .overlong = args.sft_overlong == "truncate" ? OverlongConversations::truncate
-                   : args.sft_overlong == "drop"   ? OverlongConversations::drop
-                                                   : OverlongConversations::error,
-       .learned = learns_all ? LearnedTokens::all : LearnedTokens::answers,
-       .chat = chat,
-       .tokenizer = request.tokenizer,
-       .cache = index_cache(request),
-       .tokenizer_fingerprint = tokenizer_fingerprint(tokenizer_options(args))});
+  return build_sft_datasets({.sources = data_sources(request),
+                             .sequence_length = args.seq_length.value(),
+                             .seed = static_cast<uint32_t>(args.seed),
+                             .packing = sft_packing(args),
+                             .overlong = overlong_conversations(args),
+                             .learned = learns_all ? LearnedTokens::all : LearnedTokens::answers,
+                             .chat = chat,
+                             .tokenizer = request.tokenizer,
+                             .cache = index_cache(request),
+                             .tokenizer_fingerprint = tokenizer_fingerprint(tokenizer_options(args))});
 }
 
 }  // namespace
@@ -147,6 +144,15 @@ GPTDataOptions gpt_data_options(const DataRequest& request) {
           .seed = static_cast<uint32_t>(args.seed),
           .masks = masks,
           .cache = index_cache(request)};
+}
+
+SftPacking sft_packing(const Arguments& args) {
+  return args.sft_packing == "lines" ? SftPacking::lines : SftPacking::best_fit;
+}
+
+OverlongConversations overlong_conversations(const Arguments& args) {
+  if (args.sft_overlong == "truncate") return OverlongConversations::truncate;
+  return args.sft_overlong == "drop" ? OverlongConversations::drop : OverlongConversations::error;
 }
 
 }  // namespace teratron

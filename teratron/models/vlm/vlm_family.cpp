@@ -45,10 +45,8 @@ Datasets conversations_of(const DataRequest& request, const VlmConfig& config) {
       {.sources = data_sources(request),
        .sequence_length = args.seq_length.value(),
        .seed = static_cast<uint32_t>(args.seed),
-       .packing = args.sft_packing == "lines" ? SftPacking::lines : SftPacking::best_fit,
-       .overlong = args.sft_overlong == "truncate" ? OverlongConversations::truncate
-                   : args.sft_overlong == "drop"   ? OverlongConversations::drop
-                                                   : OverlongConversations::error,
+       .packing = sft_packing(args),
+       .overlong = overlong_conversations(args),
        .chat = chat ? &*chat : nullptr,
        .tokenizer = request.tokenizer,
        .image_token = config.image_token,
